@@ -1,0 +1,71 @@
+"""What every contract shares: frozen, strict about keys, and errors that name the key.
+
+`Contract` refuses unknown keys with the nearest known one, because a key that is silently dropped (Polar drops
+`num_rollouts`, and the caller gets one sample) costs its user days.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from polarq.errors import InvalidInput, InvalidTask
+
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
+"""Task, run and node ids: safe as file name, Redis key part, queue name and URL path segment."""
+
+
+class Contract(BaseModel):
+    """Base of all frozen models that cross a boundary (JSON in, JSON out)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    renamed_keys: ClassVar[Mapping[str, str]] = {}
+    """Old or foreign spellings that are accepted: {foreign: ours}."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        values = dict(data)
+        for foreign, ours in cls.renamed_keys.items():
+            if foreign in values:
+                if ours in values:
+                    raise PydanticCustomError("two_spellings", f"'{foreign}' and '{ours}' are the same; give one")
+                values[ours] = values.pop(foreign)
+        known = list(cls.model_fields)
+        unknown = [key for key in values if key not in cls.model_fields]
+        if unknown:
+            raise PydanticCustomError("unknown_key", "{text}", {"text": "; ".join(_unknown(k, known) for k in unknown)})
+        return values
+
+    @classmethod
+    def parse(cls, data: Any, *, what: str | None = None, error: type[InvalidInput] = InvalidTask) -> Self:
+        """Validates `data` (a mapping or a model); raises `error` with one line per mistake."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as exc:
+            raise error(what or cls.__name__.lower(), problems_of(exc)) from None
+
+
+C = TypeVar("C", bound=Contract)
+
+
+def _unknown(key: object, known: list[str]) -> str:
+    near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+    return f"unknown key '{key}'" + (f", did you mean '{near[0]}'?" if near else f" (known: {', '.join(known)})")
+
+
+def problems_of(exc: ValidationError) -> list[str]:
+    """One line per mistake of a pydantic error: the key's path, then what is wrong with it."""
+    lines = []
+    for error in exc.errors(include_url=False, include_context=False, include_input=False):
+        path = ".".join(str(part) for part in error["loc"])
+        message = error["msg"].removeprefix("Value error, ")
+        lines.append(f"{path}: {message}" if path else message)
+    return lines

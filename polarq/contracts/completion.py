@@ -1,0 +1,101 @@
+"""One captured model call: exactly what the engine conditioned on, exactly what it sampled."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from polarq.contracts.base import Contract
+
+
+class CompletionLabel(StrEnum):
+    """What a captured call is worth to a trainer."""
+
+    TRAIN = "train"
+    SIDE = "side"
+    """Traffic beside the task: titles, probes, compaction (`side_kind` says which)."""
+    REPLAY = "replay"
+    """Answered from the record; nothing was sampled."""
+    ABORTED = "aborted"
+    """The engine or the harness ended it early; the ids sampled until then are kept."""
+
+
+class VersionSpan(Contract):
+    """Output tokens [start, end) were sampled under policy `version` (the engine's own opaque string)."""
+
+    version: str
+    start: int = Field(ge=0)
+    end: int = Field(ge=0)
+
+
+class Usage(Contract):
+    """Token counts as the engine reported them; None where it did not."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class Completion(Contract):
+    """A model call as recorded by the proxy before its answer reached the harness.
+
+    `sampled_ids` includes the end-of-turn id. `logprobs` has one entry per sampled id; None marks a value that the
+    engine did not give or that is not a finite number (such a completion is not trainable, and nothing is filled in).
+    """
+
+    schema_version: int = 1
+    rollout_id: str
+    attempt: int = Field(ge=1)
+    seq: int = Field(ge=0)
+    """Order in which the requests arrived, from 0, within the attempt."""
+    completion_id: str
+    parent: int | None = None
+    """seq of the earlier call whose prompt and sampled ids this prompt extends, if any."""
+    retry_of: int | None = None
+
+    requested_at: datetime
+    answered_at: datetime
+    latency_s: float = Field(ge=0)
+
+    dialect: str
+    path: str
+    request_digest: str
+    """SHA-256 of the native request body."""
+    streamed: bool = False
+
+    messages: list[dict[str, Any]] = []
+    """As the harness sent them (normalised to chat messages)."""
+    tools: list[dict[str, Any]] | None = None
+    reply: dict[str, Any] = {}
+    """The assistant message as the harness got it."""
+
+    prompt_ids: list[int] = []
+    sampled_ids: list[int] = []
+    logprobs: list[float | None] = []
+
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    sampling: dict[str, Any] = {}
+    """Sampling parameters that were really sent to the engine."""
+    logprobs_mode: str = "unknown"
+    grammar: str | None = None
+    """What constrained sampling beyond the policy (tool_choice, response_format...), if anything did."""
+    weight_versions: list[VersionSpan] = []
+    usage: Usage = Usage()
+    engine: str = ""
+    model_served: str = ""
+    model_requested: str = ""
+
+    label: CompletionLabel = CompletionLabel.TRAIN
+    side_kind: str | None = None
+    incomplete: bool = False
+    """The answer broke off before its end."""
+    untrainable: str | None = None
+    """Why this call must not be trained on; None: it may."""
+
+    @property
+    def trainable(self) -> bool:
+        return self.untrainable is None and self.label is CompletionLabel.TRAIN and bool(self.sampled_ids)

@@ -1,0 +1,21 @@
+"""What happened, as a resumable stream. Ids are Redis stream ids; times come from the server."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from polarq.contracts.base import Contract
+
+
+class Event(Contract):
+    """One line of the event stream.
+
+    Types: task.created, task.updated, task.completed, task.cancelling, session.state_changed, node.joined, node.left,
+    node.draining. `data` always has `task_id` for task and session events.
+    """
+
+    event_id: str
+    type: str
+    at: datetime
+    data: dict[str, Any] = {}

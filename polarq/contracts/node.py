@@ -1,0 +1,55 @@
+"""A node (one Celery worker with its proxy) as the ledger knows it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from polarq.contracts.base import Contract
+
+
+class StageMetrics(Contract):
+    """Polar's six numbers: how full each stage of a node is."""
+
+    init_queue_depth: int = Field(0, ge=0)
+    init_inflight: int = Field(0, ge=0)
+    ready_depth: int = Field(0, ge=0)
+    run_inflight: int = Field(0, ge=0)
+    postrun_queue_depth: int = Field(0, ge=0)
+    postrun_inflight: int = Field(0, ge=0)
+
+
+class NodeHealth(Contract):
+    """What the node last saw of its parts. None: not checked yet."""
+
+    proxy: bool | None = None
+    inference: bool | None = None
+    message: str = ""
+
+
+class NodeRecord(Contract):
+    """One node. `alive` is judged by Redis (a key with a short expiry), never by comparing clocks."""
+
+    node_id: str
+    alive: bool = False
+    draining: bool = False
+    paused: bool = False
+    max_init_workers: int = Field(1, ge=1)
+    max_run_workers: int = Field(1, ge=1)
+    max_postrun_workers: int = Field(1, ge=1)
+    metrics: StageMetrics = StageMetrics()
+    queue_depth: int = Field(0, ge=0)
+    proxy_url: str = ""
+    inference_url: str = ""
+    engine: str = ""
+    model: str = ""
+    labels: dict[str, str] = {}
+    health: NodeHealth = NodeHealth()
+    version: str = ""
+    hostname: str = ""
+    pid: int = 0
+    started_at: datetime | None = None
+    last_seen_at: datetime | None = None
+    extra: dict[str, Any] = {}

@@ -1,0 +1,218 @@
+"""One rollout's result, and a task's: the neutral, versioned contract every trainer is served from."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from polarq.contracts.base import Contract
+from polarq.contracts.trajectory import Trajectory
+
+
+class RolloutState(StrEnum):
+    """Where a rollout is. The transitions between them are in `polarq.ledger.states`."""
+
+    QUEUED = "queued"
+    PREPARING = "preparing"
+    READY = "ready"
+    RUNNING = "running"
+    BUILDING = "building"
+    EVALUATING = "evaluating"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        return self in TERMINAL
+
+
+TERMINAL = frozenset({RolloutState.COMPLETED, RolloutState.FAILED, RolloutState.TIMED_OUT, RolloutState.CANCELLED})
+
+
+class TaskState(StrEnum):
+    """Polar's words. `completed` means every rollout ended, whatever its outcome: read the counts beside it."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        return self in {TaskState.COMPLETED, TaskState.CANCELLED}
+
+
+class Boundary(StrEnum):
+    """The part that failed."""
+
+    NONE = "none"
+    TASK = "task"
+    QUEUE = "queue"
+    RUNTIME = "runtime"
+    PREPARE = "prepare"
+    HARNESS = "harness"
+    MODEL = "model"
+    BUILDER = "builder"
+    EVALUATOR = "evaluator"
+    STORE = "store"
+    NODE = "node"
+    CONTROL = "control"
+    """Somebody asked for it: cancel, early stop, drain."""
+
+
+class Outcome(Contract):
+    """How a rollout ended. `reason` is a stable code; `message` is one line for a person."""
+
+    state: RolloutState
+    boundary: Boundary = Boundary.NONE
+    reason: str = "ok"
+    message: str = ""
+    trainable: bool = False
+    """A trainer may use this rollout: it has trainable tokens and a reward that is the policy's own doing.
+    An infrastructure failure is never trainable and has no reward."""
+
+
+class ExecKind(StrEnum):
+    """How a command in a sandbox ended."""
+
+    EXITED = "exited"
+    SIGNALLED = "signalled"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    COULD_NOT_START = "could_not_start"
+    SANDBOX_LOST = "sandbox_lost"
+
+
+class StepReport(Contract):
+    """One command of the harness, as it ended. Output is the kept tail, decoded with replacement."""
+
+    kind: ExecKind
+    exit_code: int | None = None
+    signal: int | None = None
+    duration_s: float = Field(0.0, ge=0)
+    stdout_tail: str = ""
+    stderr_tail: str = ""
+    truncated: bool = False
+    log: str | None = None
+    message: str = ""
+
+
+class HarnessReport(Contract):
+    """The harness's own end, kept beside the reward and never confused with it."""
+
+    name: str
+    ok: bool
+    steps: list[StepReport] = []
+    metadata: dict[str, Any] = {}
+
+
+class Reward(Contract):
+    """A verdict. Absent (None) when the evaluator could not reach one."""
+
+    outcome: float
+    trace_rewards: list[float] | None = None
+    evaluator: str
+    report: dict[str, Any] = {}
+    """The evaluator's evidence: JSON, small."""
+
+
+class Timing(Contract):
+    """Seconds spent per stage (monotonic clock); None: the stage was not reached."""
+
+    queue_s: float | None = None
+    prepare_s: float | None = None
+    ready_s: float | None = None
+    agent_s: float | None = None
+    build_s: float | None = None
+    evaluate_s: float | None = None
+    teardown_s: float | None = None
+    total_s: float | None = None
+    """From claim to commit."""
+
+
+class PayloadRef(Contract):
+    """Where a committed result lies in the store, and how to check it."""
+
+    key: str
+    chunks: int = Field(ge=1)
+    stored_bytes: int = Field(ge=0)
+    raw_bytes: int = Field(ge=0)
+    sha256: str
+
+
+class RolloutSummary(Contract):
+    """What the ledger itself holds of an ended rollout: everything but the tokens."""
+
+    outcome: Outcome
+    reward: float | None = None
+    calls: int = 0
+    traces: int = 0
+    sampled_tokens: int = 0
+    trainable_tokens: int = 0
+    oldest_version: str | None = None
+    newest_version: str | None = None
+    timing: Timing = Timing()
+    payload: PayloadRef | None = None
+
+
+class RolloutResult(Contract):
+    """One rollout as a trainer gets it."""
+
+    schema_version: int = 1
+    rollout_id: str
+    task_id: str
+    run_id: str
+    index: int = Field(ge=0)
+    """Stable whole number of the rollout within its group."""
+    attempt: int = Field(0, ge=0)
+    node_id: str | None = None
+    outcome: Outcome
+    reward: Reward | None = None
+    trajectory: Trajectory | None = None
+    """None where trajectories were left out, or when the rollout never captured anything."""
+    payload: PayloadRef | None = None
+    harness: HarnessReport | None = None
+    timing: Timing = Timing()
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    metadata: dict[str, Any] = {}
+
+
+class TaskCounts(Contract):
+    """Rollouts by where they are."""
+
+    total: int = 0
+    queued: int = 0
+    running: int = 0
+    completed: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+
+    @property
+    def ended(self) -> int:
+        return self.completed + self.failed + self.timed_out + self.cancelled
+
+
+class TaskResult(Contract):
+    """A task as a trainer gets it. Results are in sample order; while the task runs, only ended rollouts are in it."""
+
+    schema_version: int = 1
+    task_id: str
+    run_id: str
+    state: TaskState
+    counts: TaskCounts
+    results: list[RolloutResult] = []
+    created_at: datetime
+    updated_at: datetime
+    metadata: dict[str, Any] = {}
+
+    @property
+    def rewards(self) -> list[float | None]:
+        """One entry per result, None where there is no verdict."""
+        return [None if r.reward is None else r.reward.outcome for r in self.results]

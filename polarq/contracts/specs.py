@@ -1,0 +1,196 @@
+"""The parts a task is made of, with Polar's field names (both of its lines) and polarq's additions."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from polarq.contracts.base import ID_PATTERN, Contract
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+NonBlank = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Env = dict[str, str]
+
+
+def _checked_env(env: Env) -> Env:
+    for key, value in env.items():
+        if not key or "=" in key or "\0" in key:
+            raise ValueError(f"'{key}' is not a usable environment variable name")
+        if "\0" in value:
+            raise ValueError(f"the value of '{key}' has a NUL byte")
+    return env
+
+
+class ExecInput(Contract):
+    """One shell command. It runs under `bash -o pipefail`, so that a failing part of a pipe fails the command."""
+
+    command: NonBlank
+    cwd: str | None = None
+    env: Env = {}
+
+    _env = field_validator("env")(_checked_env)
+
+
+class PrepareAction(Contract):
+    """One step of a sandbox's recipe: bring a file, bring a folder, or run a command."""
+
+    type: Literal["upload_file", "upload_dir", "exec"]
+    source: str | None = None
+    """Path on the node's host (upload_*)."""
+    target: str | None = None
+    """Path inside the sandbox (upload_*)."""
+    command: str | None = None
+    cwd: str | None = None
+    env: Env | None = None
+    max_attempts: int = Field(1, ge=1, le=10)
+    retry_backoff_seconds: float = Field(0.0, ge=0, le=60)
+    timeout_s: float | None = Field(None, gt=0)
+    """polarq's addition: a limit for this action alone, inside the prepare budget."""
+
+    @model_validator(mode="after")
+    def _fields_of_the_type(self) -> Self:
+        if self.type == "exec":
+            if not (self.command or "").strip():
+                raise ValueError("an exec action needs 'command'")
+            if self.source is not None or self.target is not None:
+                raise ValueError("an exec action takes no 'source' or 'target'")
+        else:
+            if not self.source or not self.target:
+                raise ValueError(f"an {self.type} action needs 'source' and 'target'")
+            if self.command is not None or self.cwd is not None or self.env is not None:
+                raise ValueError(f"an {self.type} action takes no 'command', 'cwd' or 'env'")
+            if self.max_attempts != 1 or self.retry_backoff_seconds != 0:
+                raise ValueError("only exec actions can be retried")
+        return self
+
+
+class RuntimeSpec(Contract):
+    """The sandbox a rollout runs in."""
+
+    backend: Name = "docker"
+    image: str = ""
+    prepare: list[PrepareAction] = []
+    eval_prepare: list[PrepareAction] | None = None
+    env: Env = {}
+    network: str | None = "host"
+    workdir: NonBlank | None = None
+    cpus: float | None = Field(None, gt=0)
+    memory_mb: int | None = Field(None, gt=0)
+    storage_mb: int | None = Field(None, gt=0)
+    gpus: int = Field(0, ge=0)
+    allow_internet: bool = True
+    internet_volumes: list[str] = []
+    direct_exec_init_command: NonBlank | None = None
+    import_path: str | None = None
+    kwargs: dict[str, Any] = {}
+
+    _env = field_validator("env")(_checked_env)
+
+    @model_validator(mode="after")
+    def _image_where_one_is_needed(self) -> Self:
+        if self.import_path is None and self.backend in {"docker", "apptainer"} and not self.image.strip():
+            raise ValueError(f"backend '{self.backend}' needs 'image'")
+        return self
+
+
+class McpServerSpec(Contract):
+    """A Model Context Protocol server that the harness shall use."""
+
+    name: NonBlank
+    transport: Literal["stdio", "sse", "streamable-http"] = "stdio"
+    command: str | None = None
+    args: list[str] = []
+    url: str | None = None
+
+    @model_validator(mode="after")
+    def _address(self) -> Self:
+        if self.transport == "stdio" and not self.command:
+            raise ValueError("transport 'stdio' needs 'command'")
+        if self.transport != "stdio" and not self.url:
+            raise ValueError(f"transport '{self.transport}' needs 'url'")
+        return self
+
+
+class AgentSpec(Contract):
+    """The agent program: a preset by name (`harness`) or an import path, and its settings."""
+
+    harness: Name | None = None
+    import_path: str | None = None
+    model_name: str | None = None
+    """What the harness is told its model is called. The proxy serves the node's model whatever this says."""
+    settings: dict[str, Any] = {}
+    env: Env = {}
+    mcp_servers: list[McpServerSpec] = []
+    skills_path: str | None = None
+    custom_shell: ExecInput | None = None
+
+    _env = field_validator("env")(_checked_env)
+
+    @model_validator(mode="after")
+    def _one_harness(self) -> Self:
+        if (self.harness is None) == (self.import_path is None):
+            raise ValueError("give exactly one of 'harness' and 'import_path'")
+        if self.harness == "shell":
+            if self.custom_shell is None:
+                raise ValueError("harness 'shell' needs 'custom_shell'")
+            if self.mcp_servers or self.skills_path:
+                raise ValueError("harness 'shell' takes no 'mcp_servers' or 'skills_path'")
+        elif self.custom_shell is not None:
+            raise ValueError("'custom_shell' goes with harness 'shell' only")
+        return self
+
+
+class BuilderSpec(Contract):
+    """How completions become a trajectory."""
+
+    strategy: Name = "per_request"
+    config: dict[str, Any] = {}
+
+
+class EvaluatorSpec(Contract):
+    """How a rollout is scored."""
+
+    strategy: str = Field(min_length=1)
+    config: dict[str, Any] = {}
+    env: Env = {}
+    refresh_runtime: bool = False
+    """Grade in a fresh sandbox that saw none of the agent's processes."""
+
+    _env = field_validator("env")(_checked_env)
+
+
+class Timeouts(Contract):
+    """One budget per stage, in seconds. None: derived from the task's `timeout_seconds`."""
+
+    queue_s: float | None = Field(None, gt=0)
+    """From submission to claim. None: waiting in the queue never fails a rollout."""
+    prepare_s: float | None = Field(None, gt=0)
+    agent_s: float | None = Field(None, gt=0)
+    build_s: float | None = Field(None, gt=0)
+    evaluate_s: float | None = Field(None, gt=0)
+    teardown_s: float | None = Field(None, gt=0)
+
+
+class Placement(Contract):
+    """Which node queue a rollout goes to."""
+
+    policy: Literal["spread", "together", "pinned"] = "spread"
+    node_id: Annotated[str, StringConstraints(pattern=ID_PATTERN)] | None = None
+    """With `pinned`: the node."""
+    labels: dict[str, str] = {}
+    """Only nodes that carry all of these labels."""
+
+    @model_validator(mode="after")
+    def _pinned_to_something(self) -> Self:
+        if (self.policy == "pinned") != (self.node_id is not None):
+            raise ValueError("'node_id' goes with policy 'pinned', and 'pinned' needs it")
+        return self
+
+
+def finite_positive(value: Any, name: str) -> float:
+    """A positive finite number that is not a boolean (Polar's rule for `metadata.agent_timeout`)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"'{name}' must be a positive finite number of seconds")
+    return float(value)

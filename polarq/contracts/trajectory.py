@@ -1,0 +1,102 @@
+"""What a trainer trains on: token sequences with their mask and log-probabilities, and how faithful they are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from polarq.contracts.base import Contract
+from polarq.contracts.completion import VersionSpan
+
+
+class Trace(Contract):
+    """One token sequence to train on.
+
+    The full sequence is `prompt_ids + response_ids`; the response begins at the first sampled token. `loss_mask` and
+    `logprobs` are as long as `response_ids`: mask 1 marks a sampled, trainable token and has the log-probability it
+    was sampled at; mask 0 has 0.0. Every sampled token has mask 1 in one trace of its trajectory at most.
+    """
+
+    index: int = Field(ge=0)
+    prompt_ids: list[int]
+    response_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    """Natural logarithm, one per response token, always finite."""
+    weight_versions: list[VersionSpan] = []
+    """Spans over `response_ids`."""
+
+    prompt_messages: list[dict[str, Any]] = []
+    response_messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] | None = None
+    finish_reason: str | None = None
+
+    reward: float | None = None
+    weight: float = Field(1.0, ge=0)
+    """1 / number of trainable traces of the rollout, so that a rollout with more traces does not weigh more."""
+    completion_seqs: list[int] = []
+    """The calls this trace was built from."""
+    parent: int | None = None
+    """Index of the trace this one branched off from."""
+    untrainable: str | None = None
+    metadata: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _aligned(self) -> Self:
+        length = len(self.response_ids)
+        if len(self.loss_mask) != length or len(self.logprobs) != length:
+            raise ValueError(
+                f"response_ids ({length}), loss_mask ({len(self.loss_mask)}) and logprobs ({len(self.logprobs)}) differ in length"
+            )
+        if any(bit not in (0, 1) for bit in self.loss_mask):
+            raise ValueError("loss_mask holds something other than 0 and 1")
+        if not all(math.isfinite(value) for value in self.logprobs):
+            raise ValueError("logprobs holds a value that is not finite")
+        return self
+
+    @property
+    def trainable_tokens(self) -> int:
+        return sum(self.loss_mask)
+
+
+class Break(Contract):
+    """A place where a prompt does not continue what was sampled before."""
+
+    seq: int
+    position: int
+    """First token position that differs."""
+    cause: str
+
+
+class Fidelity(Contract):
+    """How much of what was sampled can be trained on, and where it could not."""
+
+    calls: int = 0
+    traces: int = 0
+    sampled_tokens: int = 0
+    trainable_tokens: int = 0
+    masked_tokens: int = 0
+    """Sampled tokens that are not trainable (`untrainable` says why, by call)."""
+    untrainable: dict[str, str] = {}
+    """seq (as text) -> reason."""
+    breaks: list[Break] = []
+    missing_logprobs: int = 0
+    replays: int = 0
+    side_calls: int = 0
+    incomplete_calls: int = 0
+    empty_calls: int = 0
+    """Calls that sampled nothing: recorded, in no trace."""
+    versions: list[str] = []
+    """Policy versions that sampled tokens, in order of appearance."""
+
+
+class Trajectory(Contract):
+    """All traces of one rollout."""
+
+    schema_version: int = 1
+    builder: str
+    traces: list[Trace] = []
+    fidelity: Fidelity = Fidelity()
+    metadata: dict[str, Any] = {}

@@ -1,0 +1,96 @@
+"""One error family, named by the boundary that failed.
+
+Every message is one line that says what is wrong and what to do. A failed rollout is not an error of this
+kind: it is data (`polarq.contracts.Outcome`). These are raised where the caller can act: bad input, a Redis that
+does not answer, a task that is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class PolarqError(Exception):
+    """Base of everything polarq raises on purpose."""
+
+
+class InvalidInput(PolarqError):
+    """A task, topology or option that cannot be used.
+
+    `problems` holds one line per mistake, each with the path of the key.
+    """
+
+    def __init__(self, what: str, problems: Sequence[str]) -> None:
+        self.what = what
+        self.problems = tuple(problems)
+        super().__init__(f"{what}: " + "; ".join(self.problems))
+
+    def __reduce__(self) -> tuple[type[InvalidInput], tuple[str, tuple[str, ...]]]:
+        return type(self), (self.what, self.problems)
+
+
+class InvalidTask(InvalidInput):
+    """The task was refused before anything was recorded or enqueued."""
+
+
+class InvalidTopology(InvalidInput):
+    """The topology file was refused."""
+
+
+class TaskConflict(PolarqError):
+    """The task_id is taken by a different request, or was cancelled before it arrived."""
+
+
+class TaskNotFound(PolarqError):
+    """No task of that id is in the ledger (never submitted, or expired)."""
+
+
+class NodeNotFound(PolarqError):
+    """No node of that id is in the ledger."""
+
+
+class QueueFull(PolarqError):
+    """Back-pressure: try again after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[QueueFull], tuple[str, float]]:
+        return type(self), (self.args[0], self.retry_after_s)
+
+
+class LedgerUnavailable(PolarqError):
+    """Redis does not answer, refuses the password, or is not usable as a ledger."""
+
+
+class PayloadMissing(PolarqError):
+    """A committed payload is not in the store (expired or evicted)."""
+
+
+class PayloadCorrupt(PolarqError):
+    """A payload does not match its checksum or cannot be decoded."""
+
+
+class ResultTimeout(PolarqError):
+    """The task did not finish within the time the caller was ready to wait. It goes on running."""
+
+
+class UnknownPlugin(PolarqError):
+    """A task names a harness, runtime, evaluator or builder that is not installed."""
+
+
+class GrantRefused(PolarqError):
+    """A session secret is unknown, closed or expired."""
+
+
+class RuntimeFault(PolarqError):
+    """The sandbox could not be started or was lost (boundary `runtime`)."""
+
+
+class HarnessFault(PolarqError):
+    """The harness cannot be started as it stands (boundary `harness`)."""
+
+
+class EvaluatorFault(PolarqError):
+    """The evaluator could not reach a verdict (boundary `evaluator`): no reward, never a zero."""

@@ -1,0 +1,94 @@
+"""Every Redis key of polarq, in one place.
+
+Keys of one task carry its id as hash tag, so that they live in one slot. Scripts that also write the shared indexes
+(events, tasks, leases) need everything in one slot: on a Redis Cluster give the prefix itself a tag, `{polarq}`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polarq.contracts.task import split_rollout_id
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Names of keys under one prefix."""
+
+    prefix: str = "polarq"
+
+    # One task
+    def task(self, task_id: str) -> str:
+        """Hash: request, digest, state, counters."""
+        return f"{self.prefix}:{{{task_id}}}:task"
+
+    def rollout(self, rollout_id: str) -> str:
+        """Hash: state, attempt, owner, fencing token, lease, stage, summary."""
+        task_id, index = split_rollout_id(rollout_id)
+        return f"{self.prefix}:{{{task_id}}}:rollout:{index}"
+
+    def rollout_stem(self, task_id: str) -> str:
+        """What `rollout` keys of a task begin with; the index follows."""
+        return f"{self.prefix}:{{{task_id}}}:rollout:"
+
+    def payload(self, rollout_id: str, attempt: int, token: int) -> str:
+        """Stem of a committed result's chunks: `<stem>:<n>`."""
+        task_id, index = split_rollout_id(rollout_id)
+        return f"{self.prefix}:{{{task_id}}}:payload:{index}:{attempt}-{token}"
+
+    def completions(self, rollout_id: str, attempt: int, token: int) -> str:
+        """List: captured completions of one attempt, encoded, in order of recording."""
+        task_id, index = split_rollout_id(rollout_id)
+        return f"{self.prefix}:{{{task_id}}}:completions:{index}:{attempt}-{token}"
+
+    def tombstone(self, task_id: str) -> str:
+        """String with expiry: a cancel that arrived before its task."""
+        return f"{self.prefix}:{{{task_id}}}:tombstone"
+
+    # Shared
+    @property
+    def tasks(self) -> str:
+        """Sorted set: task ids by time of their last change."""
+        return f"{self.prefix}:tasks"
+
+    @property
+    def leases(self) -> str:
+        """Sorted set: claimed rollouts by lease deadline (server milliseconds)."""
+        return f"{self.prefix}:leases"
+
+    @property
+    def waiting(self) -> str:
+        """Sorted set: queued rollouts by the time they were queued (server milliseconds)."""
+        return f"{self.prefix}:waiting"
+
+    @property
+    def events(self) -> str:
+        """Stream: everything that happened, capped."""
+        return f"{self.prefix}:events"
+
+    @property
+    def nodes(self) -> str:
+        """Hash: node id -> its record as JSON."""
+        return f"{self.prefix}:nodes"
+
+    def node_alive(self, node_id: str) -> str:
+        """String with a short expiry: the node is there."""
+        return f"{self.prefix}:node-alive:{node_id}"
+
+    def node_flags(self, node_id: str) -> str:
+        """Hash: draining, paused."""
+        return f"{self.prefix}:node-flags:{node_id}"
+
+    @property
+    def fleet(self) -> str:
+        """Hash: flags for all nodes (paused inference)."""
+        return f"{self.prefix}:fleet"
+
+    def grant(self, secret_sha256: str) -> str:
+        """Hash with expiry: what a session secret opens."""
+        return f"{self.prefix}:grant:{secret_sha256}"
+
+    @property
+    def celery(self) -> str:
+        """Prefix of everything Celery and kombu write."""
+        return f"{self.prefix}:celery:"

@@ -1,0 +1,1 @@
+"""Real stand-ins that ship with polarq, so that its users test as it tests itself."""

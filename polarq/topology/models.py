@@ -1,0 +1,275 @@
+"""The deployment in one strict, frozen file. Polar's topology loads as it is; polarq's keys stand beside them.
+
+Every value has one place, a type, a unit in its name, a default and a sentence (its `description`), from which
+`polarq config reference` is made.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
+
+from polarq.contracts.base import ID_PATTERN, Contract
+from polarq.contracts.specs import RuntimeSpec
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+NodeId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+NonEmpty = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+RESERVED_QUEUES = frozenset({"polarq", "celery"})
+"""Queue names that cannot be node ids: the first is where foreign clients submit, the second Celery's default."""
+
+
+def _http_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(f"'{value}' is not an http or https address")
+    return value.rstrip("/")
+
+
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+
+
+def _reachable(host: str, port: int) -> str:
+    host = "127.0.0.1" if host in {"0.0.0.0", "::", ""} else host
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+class RedisSection(Contract):
+    """Where the ledger, the payloads and the Celery queues live."""
+
+    url: str | None = Field(
+        None,
+        description="redis:// or rediss:// address; POLARQ_REDIS_URL wins over it; neither: redis://127.0.0.1:6379/0.",
+    )
+    broker_url: str | None = Field(
+        None, description="A second Redis for the Celery queues alone; default: the same as url."
+    )
+    prefix: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.{}-]{1,64}$")] = Field(
+        "polarq", description="First part of every key."
+    )
+
+
+class RolloutSection(Contract):
+    """The HTTP shim (Polar's rollout server)."""
+
+    host: NonEmpty = Field("0.0.0.0", description="Address the shim listens on.")
+    port: Port = Field(8080, description="Port the shim listens on.")
+    public_url: str = Field("", description="Address clients use; blank: derived from host and port.")
+    save_dir: NonEmpty | None = Field(
+        None, description="Folder where each ended session is also written as JSON, as Polar does."
+    )
+    dispatch_poll_interval_seconds: float = Field(
+        1.0, gt=0, description="Accepted from Polar's files; polarq waits on events."
+    )
+    callback_grace_seconds: float = Field(
+        120.0, ge=0, description="Accepted from Polar's files; polarq has leases instead."
+    )
+    http_max_connections: int = Field(1024, gt=0, description="Accepted from Polar's files.")
+    http_max_keepalive_connections: int = Field(256, ge=0, description="Accepted from Polar's files.")
+    cleanup_max_concurrency: int = Field(128, gt=0, description="Accepted from Polar's files.")
+    cleanup_max_attempts: int = Field(3, ge=1, le=10, description="Accepted from Polar's files.")
+    cleanup_retry_backoff_seconds: float = Field(0.1, ge=0, description="Accepted from Polar's files.")
+
+    @model_validator(mode="after")
+    def _connection_limits(self) -> Self:
+        for name in ("http_max_keepalive_connections", "cleanup_max_concurrency"):
+            if getattr(self, name) > self.http_max_connections:
+                raise ValueError(f"{name} is more than http_max_connections")
+        return self
+
+    @property
+    def url(self) -> str:
+        return _http_url(self.public_url) if self.public_url.strip() else _reachable(self.host, self.port)
+
+
+class InferenceEndpoint(Contract):
+    """One inference server."""
+
+    engine: Literal["vllm", "sglang"] = Field("sglang", description="Which engine's token API the proxy speaks.")
+    base_url: HttpUrl = Field("http://127.0.0.1:8000", description="Address of the engine's HTTP server, without /v1.")
+    scheduler: Literal["none", "thunderagent"] = Field(
+        "none", description="Accepted from Polar's files; only none is supported."
+    )
+    model: str = Field(
+        "",
+        description="Model name to ask the engine for; blank: the node's model_served, else the engine's only model.",
+    )
+    api_key_env: str | None = Field(
+        None, description="Name of the environment variable that holds the engine's API key."
+    )
+    max_concurrency: int = Field(256, gt=0, description="Model calls in flight to this endpoint at most.")
+    timeout_s: float = Field(900.0, gt=0, description="Longest a single model call may take, in seconds.")
+    weight: float = Field(1.0, gt=0, description="Share of new rollouts this endpoint takes when there are several.")
+
+    @field_validator("scheduler")
+    @classmethod
+    def _supported(cls, value: str) -> str:
+        if value != "none":
+            raise ValueError(f"scheduler '{value}' is not supported by polarq")
+        return value
+
+
+class ProxySection(Contract):
+    """The node's proxy between harnesses and inference."""
+
+    mode: Literal["embedded", "external"] = Field(
+        "embedded", description="embedded: the worker starts and watches it; external: you run `polarq proxy` yourself."
+    )
+    max_body_bytes: int = Field(
+        64 * 1024 * 1024, gt=0, description="Largest request body of a harness, after decompression, in bytes."
+    )
+    keepalive_s: float = Field(10.0, gt=0, description="Seconds between keep-alive comments on a stream that waits.")
+    stream_upstream: bool = Field(
+        True, description="Stream from the engine when the harness streams; else replay one answer."
+    )
+
+
+class CompletionPersistence(Contract):
+    """Polar's section; polarq always persists each call before the reply."""
+
+    enabled: bool = Field(True, description="Accepted from Polar's files; polarq always records.")
+    max_field_bytes: int = Field(
+        1024 * 1024, gt=0, description="Accepted from Polar's files; polarq never truncates a record."
+    )
+    queue_size: int = Field(1024, gt=0, description="Accepted from Polar's files.")
+    write_workers: int = Field(8, gt=0, le=64, description="Accepted from Polar's files.")
+    batch_size: int = Field(16, gt=0, le=1024, description="Accepted from Polar's files.")
+    write_max_attempts: int = Field(3, gt=0, le=10, description="Accepted from Polar's files.")
+    retry_backoff_seconds: float = Field(0.1, ge=0, le=60, description="Accepted from Polar's files.")
+
+
+class Node(Contract):
+    """One gateway node: a Celery worker on a host, and its proxy."""
+
+    id: NodeId = Field(
+        default_factory=lambda: socket.gethostname() or "node0", description="Node id and name of its queue."
+    )
+    host: NonEmpty = Field(
+        "0.0.0.0",
+        description="Address the node's proxy listens on (0.0.0.0 is narrowed to loopback for local sandboxes).",
+    )
+    port: Port = Field(8081, description="Port the node's proxy listens on.")
+    public_url: str = Field(
+        "", description="Address at which sandboxes reach the proxy; blank: derived from host and port."
+    )
+    model_served: str = Field("", description="Model name the engine serves; blank: asked from the engine.")
+    inference: InferenceEndpoint | list[InferenceEndpoint] = Field(
+        InferenceEndpoint(), description="One endpoint or a list of them."
+    )
+    max_init_workers: int = Field(4, gt=0, le=4096, description="Sandboxes prepared at once.")
+    max_run_workers: int = Field(2, gt=0, le=4096, description="Harnesses running at once.")
+    max_postrun_workers: int = Field(4, gt=0, le=4096, description="Rollouts built and scored at once.")
+    ready_buffer: int | None = Field(
+        None, ge=0, le=4096, description="Prepared sandboxes that may wait for a run slot; blank: max_run_workers."
+    )
+    default_runtime: RuntimeSpec | None = Field(None, description="Runtime of tasks that name none.")
+    labels: dict[str, str] = Field({}, description="What placement can select nodes by.")
+    proxy: ProxySection = Field(ProxySection(), description="The node's proxy.")
+
+    @field_validator("id")
+    @classmethod
+    def _not_reserved(cls, value: str) -> str:
+        if value in RESERVED_QUEUES:
+            raise ValueError(f"'{value}' is reserved; name the node differently")
+        return value
+
+    @field_validator("inference", mode="before")
+    @classmethod
+    def _at_least_one(cls, value: Any) -> Any:
+        if isinstance(value, list) and not value:
+            raise ValueError("an empty list; give at least one endpoint")
+        return value
+
+    @property
+    def endpoints(self) -> list[InferenceEndpoint]:
+        return self.inference if isinstance(self.inference, list) else [self.inference]
+
+    @property
+    def ready_places(self) -> int:
+        return self.max_run_workers if self.ready_buffer is None else self.ready_buffer
+
+    @property
+    def capacity(self) -> int:
+        """Rollouts this node holds at once, over all stages."""
+        return self.max_init_workers + self.ready_places + self.max_run_workers + self.max_postrun_workers
+
+    @property
+    def proxy_url(self) -> str:
+        """Address of the proxy as sandboxes on this host see it."""
+        return _http_url(self.public_url) if self.public_url.strip() else _reachable(self.host, self.port)
+
+
+class GatewaySection(Contract):
+    """The nodes."""
+
+    heartbeat_interval_seconds: float = Field(5.0, gt=0, description="Seconds between a node's heartbeats.")
+    lease_s: float = Field(20.0, gt=1, description="Seconds a claimed rollout stays owned without renewal.")
+    rollout_server_url: HttpUrl | None = Field(
+        None, description="Accepted from Polar's files; polarq's nodes meet in Redis."
+    )
+    nodes: list[Node] = Field(
+        [Node(id="node0", inference=InferenceEndpoint(engine="vllm"))], min_length=1, description="The nodes."
+    )
+    completion_persistence: CompletionPersistence = Field(CompletionPersistence(), description="Polar's section.")
+
+    @field_validator("nodes")
+    @classmethod
+    def _unique(cls, nodes: list[Node]) -> list[Node]:
+        ids = [node.id for node in nodes]
+        twice = sorted({i for i in ids if ids.count(i) > 1})
+        if twice:
+            raise ValueError(f"node id '{twice[0]}' is given twice")
+        return nodes
+
+
+class SecuritySection(Contract):
+    """What tasks are allowed to do to a node."""
+
+    allowed_modules: list[str] = Field(
+        [], description="Python modules (and what is below them) that a task's import_path may name."
+    )
+    allowed_mounts: list[str] = Field([], description="Host folders that a task may mount; subfolders included.")
+    allowed_images: list[str] = Field(["*"], description="Image names tasks may use, with * as wildcard.")
+    upload_roots: list[str] = Field(
+        ["*"], description="Host folders from which a task may upload into its sandbox; * for any."
+    )
+    callback_hosts: list[str] = Field(
+        ["127.0.0.1", "localhost", "::1"], description="Hosts that callback_url may name."
+    )
+
+
+class RetentionSection(Contract):
+    """How long things are kept."""
+
+    result_s: float = Field(
+        7 * 24 * 3600.0, gt=0, description="Seconds a finished task and its trajectories stay in Redis."
+    )
+    events: int = Field(100_000, gt=0, description="Events kept, about.")
+
+
+class BudgetsSection(Contract):
+    """Limits on what tasks may ask for."""
+
+    max_samples: int = Field(1024, ge=1, le=4096, description="Most rollouts in one task.")
+    max_timeout_s: float = Field(24 * 3600.0, gt=0, description="Longest timeout_seconds of a task.")
+    inline_result_bytes: int = Field(
+        256 * 1024, ge=0, description="Trajectories up to this many bytes are inline in Celery's own result."
+    )
+
+
+class Topology(Contract):
+    """A whole deployment."""
+
+    redis: RedisSection = Field(RedisSection(), description="Redis.")
+    rollout: RolloutSection = Field(RolloutSection(), description="The HTTP shim.")
+    gateway: GatewaySection = Field(GatewaySection(), description="The nodes.")
+    security: SecuritySection = Field(SecuritySection(), description="What tasks may do.")
+    retention: RetentionSection = Field(RetentionSection(), description="What is kept.")
+    budgets: BudgetsSection = Field(BudgetsSection(), description="Limits on tasks.")
+
+    def node(self, node_id: str) -> Node | None:
+        return next((node for node in self.gateway.nodes if node.id == node_id), None)
