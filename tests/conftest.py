@@ -1,0 +1,39 @@
+"""Fixtures that every area shares: a real Redis, private key prefixes, a client."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from redis.asyncio import Redis
+
+from polarq.ledger.keys import Keys
+from polarq.testing.redis import EmbeddedRedis
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[EmbeddedRedis]:
+    """One server per test process. Tests that stop or kill Redis start their own."""
+    with EmbeddedRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: EmbeddedRedis) -> str:
+    return redis_server.url
+
+
+@pytest.fixture
+def keys() -> Keys:
+    """Keys under a prefix that no other test uses."""
+    return Keys(f"test-{secrets.token_hex(6)}")
+
+
+@pytest.fixture
+async def redis_client(redis_url: str) -> AsyncIterator[Redis]:
+    client = Redis.from_url(redis_url)
+    try:
+        yield client
+    finally:
+        await client.aclose()
