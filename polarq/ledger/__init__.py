@@ -1,0 +1,23 @@
+"""The truth about every task and rollout, in Redis: records, states, claim, lease, commit, finish, events."""
+
+from polarq.ledger.calls import Call, Calls
+from polarq.ledger.connection import AsyncLedger, Ledger, calls_for, without_password
+from polarq.ledger.keys import Keys
+from polarq.ledger.records import Cancelled, Claim, Committed, Refused, RolloutRecord, Submitted, TaskRecord
+
+__all__ = [
+    "AsyncLedger",
+    "Call",
+    "Calls",
+    "Cancelled",
+    "Claim",
+    "Committed",
+    "Keys",
+    "Ledger",
+    "Refused",
+    "RolloutRecord",
+    "Submitted",
+    "TaskRecord",
+    "calls_for",
+    "without_password",
+]

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from polarq.contracts.task import split_rollout_id
 
+PRIORITY_STEPS = (0, 3, 6, 9)
+"""kombu keeps one list per step; 0 is served first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -92,3 +95,7 @@ class Keys:
     def celery(self) -> str:
         """Prefix of everything Celery and kombu write."""
         return f"{self.prefix}:celery:"
+
+    def queue_lists(self, queue: str) -> list[str]:
+        """The lists in which kombu keeps a queue, one per priority step."""
+        return [f"{self.celery}{queue}" + (f"\x06\x16{step}" if step else "") for step in PRIORITY_STEPS]

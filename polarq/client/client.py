@@ -1,0 +1,331 @@
+"""The trainer's side: submit, wait, follow, cancel. `Client` for threads, `AsyncClient` for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from polarq.client.limits import check_task
+from polarq.client.results import Trajectories, assemble, payload_refs
+from polarq.client.routing import celery_priority, choose_queues
+from polarq.contracts.event import Event
+from polarq.contracts.node import NodeRecord
+from polarq.contracts.rollout import RolloutResult, TaskResult
+from polarq.contracts.task import Task
+from polarq.errors import NodeNotFound, ResultTimeout, TaskNotFound
+from polarq.ledger import AsyncLedger, Cancelled, Ledger, Submitted, TaskRecord, calls_for
+from polarq.settings import Settings
+from polarq.store.payloads import get_payload
+from polarq.topology import Topology, load_topology, redis_url
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+TaskSource = Task | Mapping[str, Any] | str | os.PathLike[str]
+
+RUN_ROLLOUT = "polarq.run_rollout"
+SUBMIT_ROLLOUT = "polarq.submit_rollout"
+SUBMIT_QUEUE = "polarq"
+"""The queue every worker also takes: where a client that knows only the task's name submits."""
+
+_WAIT_STEP_S = 5.0
+"""Longest wait on the event stream before the ledger itself is read again: an event may be lost, a record is not."""
+
+
+class _Deployment:
+    """What both clients share: topology, settings, and the doorbells."""
+
+    def __init__(self, topology: Topology | None, settings: Settings | None, app: Celery | None) -> None:
+        self.settings = settings or Settings.from_env()
+        self.topology = topology or load_topology(settings=self.settings)
+        self.url = redis_url(self.topology, self.settings)
+        self._app = app
+
+    @property
+    def app(self) -> Celery:
+        """The Celery app that rings the doorbells; loaded only when something is submitted."""
+        if self._app is None:
+            from polarq.celery import make_app
+
+            self._app = make_app(self.topology, self.settings)
+        return self._app
+
+    def checked(self, source: TaskSource) -> Task:
+        task = Task.load(source)
+        check_task(task, self.topology)
+        return task
+
+    def ring(self, task: Task, queues: list[str], indexes: list[int]) -> None:
+        """Publishes one doorbell per rollout. A lost one is rung again by whoever finds the rollout waiting."""
+        priority = celery_priority(task.dispatch_priority)
+        with self.app.producer_or_acquire() as producer:
+            for index in indexes:
+                self.app.send_task(
+                    RUN_ROLLOUT,
+                    args=[task.rollout_id(index), 0],
+                    queue=queues[index],
+                    priority=priority,
+                    shadow=f"rollout.{task.agent.harness or 'custom'}",
+                    producer=producer,
+                )
+
+    def revoke(self, cancelled: Cancelled) -> None:
+        """Speeds a cancel up: tells the workers at once instead of with their next heartbeat."""
+        job_ids = [rollout.job_id for rollout in cancelled.active if rollout.job_id]
+        if job_ids:
+            self.app.control.revoke(job_ids, terminate=True)
+
+
+def _waiting(record: TaskRecord) -> list[int]:
+    return [r.index for r in record.rollouts if r.state == "queued"]
+
+
+class Client(_Deployment):
+    """Submits tasks and reads results from threads and plain scripts.
+
+    Every method raises `LedgerUnavailable` when Redis does not answer.
+    """
+
+    def __init__(
+        self, topology: Topology | None = None, settings: Settings | None = None, app: Celery | None = None
+    ) -> None:
+        super().__init__(topology, settings, app)
+        self.ledger = Ledger(self.url, calls_for(self.topology))
+
+    def submit(self, source: TaskSource, *, celery_id: str | None = None) -> Submitted:
+        """Records the task and rings its doorbells. The same request under the same task_id is the same task.
+
+        Raises `InvalidTask` or `TaskConflict`; then nothing was recorded.
+        """
+        task = self.checked(source)
+        queues = choose_queues(task, self.ledger.nodes(), self.topology)
+        done = self.ledger.do(self.ledger.calls.submit(task, celery_id or task.task_id))
+        if done.created:
+            self.ring(task, queues, list(range(task.num_samples)))
+        elif not done.state.terminal:
+            # The first submitter may have died between recording and ringing; a doorbell too many is harmless.
+            self.ring(task, queues, _waiting(self._record(task.task_id)))
+        return done
+
+    def get(self, task_id: str, trajectories: Trajectories | str = Trajectories.FULL) -> TaskResult:
+        """The task as it is now, with its ended rollouts. Raises `TaskNotFound`."""
+        wanted = Trajectories(trajectories)
+        record = self._record(task_id, with_request=True)
+        payloads = {}
+        if wanted is Trajectories.FULL:
+            payloads = {i: self.ledger.do(get_payload(ref)) for i, ref in payload_refs(record).items()}
+        assert record.request is not None
+        return assemble(record, payloads, wanted, record.request.metadata)
+
+    def rollout(self, rollout_id: str) -> RolloutResult:
+        """One ended rollout with its trajectory. Raises `TaskNotFound` when it has not ended or is unknown."""
+        task_id = rollout_id.rpartition(".")[0]
+        record = self._record(task_id)
+        ref = payload_refs(record).get(rollout_id)
+        if ref is not None:
+            return self.ledger.do(get_payload(ref))
+        for result in assemble(record, {}, Trajectories.REFS, {}).results:
+            if result.rollout_id == rollout_id:
+                return result
+        raise TaskNotFound(f"rollout '{rollout_id}' has not ended, or does not exist")
+
+    def record(self, task_id: str) -> TaskRecord:
+        """The ledger's own picture of a task. Raises `TaskNotFound`."""
+        return self._record(task_id)
+
+    def wait(
+        self,
+        task_id: str,
+        timeout_s: float | None = None,
+        trajectories: Trajectories | str = Trajectories.FULL,
+    ) -> TaskResult:
+        """Waits until every rollout of the task has ended. Raises `ResultTimeout`; the task then goes on."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            after = self.ledger.do(self.ledger.calls.last_event_id())
+            record = self._record(task_id)
+            if record.state.terminal:
+                return self.get(task_id, trajectories)
+            self._next_event(task_id, after, _remaining(deadline, task_id, record))
+
+    def _next_event(self, task_id: str, after: str, wait_s: float) -> None:
+        """Returns when something happened to the task, or after `wait_s` (at most `_WAIT_STEP_S`)."""
+        until = time.monotonic() + min(wait_s, _WAIT_STEP_S)
+        while (left := until - time.monotonic()) > 0:
+            events = self.ledger.wait_events(after, left)
+            if any(event.data.get("task_id") == task_id for event in events):
+                return
+            after = events[-1].event_id if events else after
+
+    def follow(self, task_id: str | None = None, after: str | None = None, wait_s: float = 15.0) -> Iterator[Event]:
+        """Events as they happen, of one task (until it ends) or of everything (endless). Resumable with `after`."""
+        last = after or self.ledger.do(self.ledger.calls.last_event_id())
+        while True:
+            events = self.ledger.wait_events(last, wait_s)
+            for event in events:
+                last = event.event_id
+                if task_id is None or event.data.get("task_id") == task_id:
+                    yield event
+            if task_id is not None and self._record(task_id).state.terminal and not events:
+                return
+
+    def cancel(self, task_id: str, *, register_if_missing: bool = False) -> Cancelled:
+        """Cancels a task, or one rollout when given a rollout id. Raises `TaskNotFound` unless registered ahead."""
+        record_id, index = self._target(task_id)
+        call = self.ledger.calls.cancel(record_id, index, 300 if register_if_missing else 0)
+        done = self.ledger.do(call)
+        if not done.known and not done.registered:
+            raise TaskNotFound(f"no task '{task_id}' in the ledger")
+        self.revoke(done)
+        return done
+
+    def _target(self, any_id: str) -> tuple[str, int | None]:
+        """A task id may itself end in `.<number>`: it is a rollout id only if there is no such task."""
+        stem, dot, index = any_id.rpartition(".")
+        if dot and index.isdecimal() and self.ledger.do(self.ledger.calls.task(any_id)) is None:
+            return stem, int(index)
+        return any_id, None
+
+    def nodes(self) -> list[NodeRecord]:
+        return self.ledger.nodes()
+
+    def drain(self, node_id: str, on: bool = True) -> NodeRecord:
+        """Sets or clears a node's drain flag: it takes nothing new and finishes what it has. Raises `NodeNotFound`."""
+        node = next((n for n in self.nodes() if n.node_id == node_id), None)
+        if node is None:
+            raise NodeNotFound(f"no node '{node_id}' has announced itself")
+        self.ledger.do(self.ledger.calls.set_node_flag(node_id, "draining", on))
+        return node.model_copy(update={"draining": on})
+
+    def _record(self, task_id: str, *, with_request: bool = False) -> TaskRecord:
+        record = self.ledger.do(self.ledger.calls.task(task_id, with_request=with_request))
+        if record is None:
+            raise TaskNotFound(f"no task '{task_id}' in the ledger (never submitted, or expired)")
+        return record
+
+    def close(self) -> None:
+        self.ledger.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _remaining(deadline: float | None, task_id: str, record: TaskRecord) -> float:
+    if deadline is None:
+        return _WAIT_STEP_S
+    left = deadline - time.monotonic()
+    if left <= 0:
+        c = record.counts
+        raise ResultTimeout(f"task '{task_id}' has {c.ended} of {c.total} rollouts ended; it goes on, ask again later")
+    return left
+
+
+class AsyncClient(_Deployment):
+    """The same for asyncio. See `Client` for what each method does and raises."""
+
+    def __init__(
+        self, topology: Topology | None = None, settings: Settings | None = None, app: Celery | None = None
+    ) -> None:
+        super().__init__(topology, settings, app)
+        self.ledger = AsyncLedger(self.url, calls_for(self.topology))
+
+    async def submit(self, source: TaskSource, *, celery_id: str | None = None) -> Submitted:
+        task = self.checked(source)
+        queues = choose_queues(task, await self.ledger.nodes(), self.topology)
+        done = await self.ledger.do(self.ledger.calls.submit(task, celery_id or task.task_id))
+        if done.created:
+            await asyncio.to_thread(self.ring, task, queues, list(range(task.num_samples)))
+        elif not done.state.terminal:
+            await asyncio.to_thread(self.ring, task, queues, _waiting(await self.record(task.task_id)))
+        return done
+
+    async def get(self, task_id: str, trajectories: Trajectories | str = Trajectories.FULL) -> TaskResult:
+        wanted = Trajectories(trajectories)
+        record = await self._record(task_id, with_request=True)
+        payloads = {}
+        if wanted is Trajectories.FULL:
+            payloads = {i: await self.ledger.do(get_payload(ref)) for i, ref in payload_refs(record).items()}
+        assert record.request is not None
+        return assemble(record, payloads, wanted, record.request.metadata)
+
+    async def record(self, task_id: str) -> TaskRecord:
+        return await self._record(task_id)
+
+    async def wait(
+        self,
+        task_id: str,
+        timeout_s: float | None = None,
+        trajectories: Trajectories | str = Trajectories.FULL,
+    ) -> TaskResult:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            after = await self.ledger.do(self.ledger.calls.last_event_id())
+            record = await self._record(task_id)
+            if record.state.terminal:
+                return await self.get(task_id, trajectories)
+            await self._next_event(task_id, after, _remaining(deadline, task_id, record))
+
+    async def _next_event(self, task_id: str, after: str, wait_s: float) -> None:
+        until = time.monotonic() + min(wait_s, _WAIT_STEP_S)
+        while (left := until - time.monotonic()) > 0:
+            events = await self.ledger.wait_events(after, left)
+            if any(event.data.get("task_id") == task_id for event in events):
+                return
+            after = events[-1].event_id if events else after
+
+    async def follow(self, task_id: str | None = None, after: str | None = None) -> AsyncIterator[Event]:
+        last: str = after or await self.ledger.do(self.ledger.calls.last_event_id())
+        while True:
+            events = await self.ledger.wait_events(last, 15.0)
+            for event in events:
+                last = event.event_id
+                if task_id is None or event.data.get("task_id") == task_id:
+                    yield event
+            if task_id is not None and not events and (await self._record(task_id)).state.terminal:
+                return
+
+    async def cancel(self, task_id: str, *, register_if_missing: bool = False) -> Cancelled:
+        record_id, index = await self._target(task_id)
+        call = self.ledger.calls.cancel(record_id, index, 300 if register_if_missing else 0)
+        done = await self.ledger.do(call)
+        if not done.known and not done.registered:
+            raise TaskNotFound(f"no task '{task_id}' in the ledger")
+        await asyncio.to_thread(self.revoke, done)
+        return done
+
+    async def _target(self, any_id: str) -> tuple[str, int | None]:
+        stem, dot, index = any_id.rpartition(".")
+        if dot and index.isdecimal() and await self.ledger.do(self.ledger.calls.task(any_id)) is None:
+            return stem, int(index)
+        return any_id, None
+
+    async def nodes(self) -> list[NodeRecord]:
+        return await self.ledger.nodes()
+
+    async def drain(self, node_id: str, on: bool = True) -> NodeRecord:
+        node = next((n for n in await self.nodes() if n.node_id == node_id), None)
+        if node is None:
+            raise NodeNotFound(f"no node '{node_id}' has announced itself")
+        await self.ledger.do(self.ledger.calls.set_node_flag(node_id, "draining", on))
+        return node.model_copy(update={"draining": on})
+
+    async def _record(self, task_id: str, *, with_request: bool = False) -> TaskRecord:
+        record = await self.ledger.do(self.ledger.calls.task(task_id, with_request=with_request))
+        if record is None:
+            raise TaskNotFound(f"no task '{task_id}' in the ledger (never submitted, or expired)")
+        return record
+
+    async def aclose(self) -> None:
+        await self.ledger.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()

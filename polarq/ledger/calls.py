@@ -1,0 +1,281 @@
+"""Every step of the ledger as a `Call`: what to send, and how to read the answer.
+
+A call knows nothing of sync or async; `Ledger` and `AsyncLedger` carry it out. A call is one script or one read, so
+that a repeat after a lost script cache repeats nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from polarq.contracts.event import Event
+from polarq.contracts.node import NodeRecord
+from polarq.contracts.rollout import Boundary, Outcome, RolloutState, RolloutSummary, TaskState
+from polarq.contracts.task import Task, split_rollout_id
+from polarq.errors import TaskConflict
+from polarq.ledger.keys import PRIORITY_STEPS, Keys
+from polarq.ledger.records import (
+    ActiveRollout,
+    Cancelled,
+    Claim,
+    Committed,
+    Refused,
+    Submitted,
+    TaskRecord,
+    decode,
+    moment,
+    text_fields,
+)
+from polarq.ledger.scripts import Script, script
+
+T = TypeVar("T")
+
+_QUEUE_DEPTH = "local n=0 for _,k in ipairs(KEYS) do n=n+redis.call('LLEN',k) end return n"
+
+CANCELLED_SUMMARY = RolloutSummary(
+    outcome=Outcome(
+        state=RolloutState.CANCELLED,
+        boundary=Boundary.CONTROL,
+        reason="cancelled",
+        message="cancelled before it started",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request to Redis: a script with keys and arguments, or plain read commands, and the reader of the reply."""
+
+    read: Callable[[Any], T]
+    script: Script | None = None
+    keys: tuple[str, ...] = ()
+    args: tuple[Any, ...] = ()
+    commands: tuple[tuple[Any, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One line of a task listing: counters, no rollouts."""
+
+    task_id: str
+    fields: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Builds calls for one key layout and retention."""
+
+    keys: Keys
+    events_max: int = 100_000
+    keep_s: int = 7 * 24 * 3600
+
+    # --- the trainer's side
+
+    def submit(self, task: Task, celery_id: str) -> Call[Submitted]:
+        """Records a task, or finds the same one again. Raises `TaskConflict` for a different one."""
+        k = self.keys
+        model = task.agent.model_name or ""
+        harness = task.agent.harness or task.agent.import_path or ""
+        args = (
+            task.task_id, task.canonical_json(), task.digest(), task.num_samples, task.run_id, celery_id, harness, model,
+            k.rollout_stem(task.task_id), self.events_max, self.keep_s,
+        )  # fmt: skip
+        keys = (k.task(task.task_id), k.tombstone(task.task_id), k.tasks, k.waiting, k.events)
+
+        def read(reply: list[bytes]) -> Submitted:
+            word = decode(reply[0])
+            if word == "cancelled":
+                raise TaskConflict(
+                    f"task '{task.task_id}' was cancelled before it arrived; submit it under a new task_id"
+                )
+            if word == "conflict":
+                raise TaskConflict(
+                    f"task_id '{task.task_id}' is taken by a different request ({decode(reply[1])}); choose another id"
+                )
+            return Submitted(task.task_id, decode(reply[2]), word == "created", TaskState(decode(reply[1])))
+
+        return Call(read, script("submit"), keys, args)
+
+    def cancel(self, task_id: str, index: int | None = None, tombstone_s: int = 0) -> Call[Cancelled]:
+        """Cancels a task, or one rollout of it. `tombstone_s` > 0: an unknown task is refused if it comes later."""
+        k = self.keys
+        stem = k.rollout_stem(task_id)
+        keys = (k.task(task_id), k.tombstone(task_id), k.tasks, k.leases, k.waiting, k.events)
+        args = (
+            task_id, "" if index is None else index, tombstone_s, stem, self.events_max, self.keep_s,
+            CANCELLED_SUMMARY.model_dump_json(),
+        )  # fmt: skip
+
+        def read(reply: list[bytes]) -> Cancelled:
+            word, *rest = [decode(part) for part in reply]
+            if word == "cancelling":
+                active = tuple(ActiveRollout(*rest[i : i + 3]) for i in range(0, len(rest), 3))
+                return Cancelled(known=True, active=active)
+            return Cancelled(known=word == "done", already_over=word == "done", registered=word == "registered")
+
+        return Call(read, script("cancel"), keys, args)
+
+    def task(self, task_id: str, *, with_request: bool = False) -> Call[TaskRecord | None]:
+        """A task and its rollouts as one consistent picture; None when it is unknown."""
+
+        def read(reply: list[Any]) -> TaskRecord | None:
+            if not reply:
+                return None
+            return TaskRecord.read(task_id, text_fields(reply[0]), [text_fields(r) for r in reply[1]])
+
+        args = (self.keys.rollout_stem(task_id), "1" if with_request else "0")
+        return Call(read, script("snapshot"), (self.keys.task(task_id),), args)
+
+    def recent_task_ids(self, limit: int, since_ms: float = 0) -> Call[list[str]]:
+        """Task ids by time of their last change, newest first."""
+        command = ("ZREVRANGEBYSCORE", self.keys.tasks, "+inf", since_ms, "LIMIT", 0, limit)
+        return Call(lambda reply: [decode(i) for i in reply[0]], commands=(command,))
+
+    def task_rows(self, task_ids: Sequence[str]) -> Call[list[TaskRow]]:
+        """Counters of many tasks; ids that expired are left out."""
+        names = (
+            "state", "run_id", "num", "queued", "completed", "failed", "timed_out", "cancelled", "harness", "model",
+            "created_ms", "updated_ms", "celery_id",
+        )  # fmt: skip
+        commands = tuple(("HMGET", self.keys.task(i), *names) for i in task_ids)
+
+        def read(replies: list[list[bytes | None]]) -> list[TaskRow]:
+            rows = []
+            for task_id, values in zip(task_ids, replies, strict=True):
+                if values[0] is not None:
+                    fields = {n: decode(v) for n, v in zip(names, values, strict=True) if v is not None}
+                    rows.append(TaskRow(task_id, fields))
+            return rows
+
+        return Call(read, commands=commands)
+
+    # --- the worker's side
+
+    def claim(self, rollout_id: str, node_id: str, lease_s: float, job_id: str) -> Call[Claim | Refused]:
+        """Asks for the right to run a rollout. Carrying the same call out twice grants it once."""
+        k, task_id = self.keys, split_rollout_id(rollout_id)[0]
+        keys = (k.task(task_id), k.rollout(rollout_id), k.leases, k.waiting, k.events, k.tasks)
+        args = (rollout_id, node_id, int(lease_s * 1000), job_id, self.events_max, task_id, secrets.token_hex(8))
+
+        def read(reply: list[Any]) -> Claim | Refused:
+            if decode(reply[0]) != "granted":
+                return Refused(decode(reply[0]), decode(reply[1]) if len(reply) > 1 else "")
+            claimed_at = moment(reply[5])
+            assert claimed_at is not None
+            task = Task.model_validate(json.loads(reply[4]))
+            return Claim(rollout_id, int(reply[1]), int(reply[2]), int(reply[3]) / 1000, claimed_at, task)
+
+        return Call(read, script("claim"), keys, args)
+
+    def advance(self, rollout_id: str, token: int, to: RolloutState) -> Call[str]:
+        """Enters a stage. Answers 'ok', 'cancel' (stop, then commit) or 'lost' (somebody else has it; discard)."""
+        k, task_id = self.keys, split_rollout_id(rollout_id)[0]
+        keys = (k.task(task_id), k.rollout(rollout_id), k.events, k.tasks)
+        return Call(decode, script("advance"), keys, (rollout_id, token, to.value, self.events_max, task_id))
+
+    def renew(self, held: Sequence[tuple[str, int]], lease_s: float) -> Call[list[str]]:
+        """Renews the leases of (rollout_id, token) pairs in one step; per pair 'ok', 'cancel' or 'lost'."""
+        keys = (self.keys.leases, *(self.keys.rollout(rollout_id) for rollout_id, _ in held))
+        args = (int(lease_s * 1000), *(part for pair in held for part in pair))
+        return Call(lambda reply: [decode(a) for a in reply], script("renew"), keys, args)
+
+    def commit(self, rollout_id: str, token: int, summary: RolloutSummary) -> Call[Committed]:
+        """Makes an attempt's result the visible one. Repeating it with the same token is harmless."""
+        k, task_id = self.keys, split_rollout_id(rollout_id)[0]
+        keys = (k.task(task_id), k.rollout(rollout_id), k.leases, k.events, k.tasks)
+        reward = "" if summary.reward is None else repr(summary.reward)
+        args = (
+            rollout_id, token, summary.outcome.state.value, summary.model_dump_json(), self.events_max, task_id,
+            k.rollout_stem(task_id), self.keep_s, reward,
+        )  # fmt: skip
+
+        def read(reply: list[Any]) -> Committed:
+            word = decode(reply[0])
+            if word == "lost":
+                return Committed(False, False, decode(reply[1]))
+            return Committed(True, int(reply[1]) == 1)
+
+        return Call(read, script("commit"), keys, args)
+
+    def release(self, rollout_id: str, token: int, *, counted: bool, reason: str) -> Call[bool]:
+        """Gives a claimed rollout back to the queue; False when it was no longer ours."""
+        k, task_id = self.keys, split_rollout_id(rollout_id)[0]
+        keys = (k.task(task_id), k.rollout(rollout_id), k.leases, k.waiting, k.events, k.tasks)
+        args = (rollout_id, token, "1" if counted else "0", self.events_max, task_id, reason)
+        return Call(lambda reply: decode(reply) == "ok", script("release"), keys, args)
+
+    # --- nodes and events
+
+    def announce(self, record: NodeRecord, alive_s: float) -> Call[dict[str, str]]:
+        """Writes a node's record and says that it is alive; answers the node's flags."""
+        body = record.model_dump_json(exclude={"alive", "draining", "paused", "queue_depth"})
+        commands = (
+            ("HSET", self.keys.nodes, record.node_id, body),
+            ("SET", self.keys.node_alive(record.node_id), "1", "PX", int(alive_s * 1000)),
+            ("HGETALL", self.keys.node_flags(record.node_id)),
+        )
+        return Call(lambda replies: _hash(replies[2]), commands=commands)
+
+    def depart(self, node_id: str) -> Call[None]:
+        """Says that a node has stopped in order."""
+        commands = (("DEL", self.keys.node_alive(node_id)), ("HDEL", self.keys.nodes, node_id))
+        return Call(lambda _: None, commands=commands)
+
+    def node_records(self) -> Call[list[tuple[str, str]]]:
+        """(node_id, record as JSON) of every node that announced itself."""
+
+        def read(replies: list[Any]) -> list[tuple[str, str]]:
+            return sorted(_hash(replies[0]).items())
+
+        return Call(read, commands=(("HGETALL", self.keys.nodes),))
+
+    def node_states(self, node_ids: Sequence[str]) -> Call[dict[str, tuple[bool, dict[str, str], int]]]:
+        """Per node: alive, flags, depth of its queue."""
+        commands: list[tuple[Any, ...]] = []
+        for node_id in node_ids:
+            commands.append(("EXISTS", self.keys.node_alive(node_id)))
+            commands.append(("HGETALL", self.keys.node_flags(node_id)))
+            commands.append(("EVAL", _QUEUE_DEPTH, len(PRIORITY_STEPS), *self.keys.queue_lists(node_id)))
+
+        def read(replies: list[Any]) -> dict[str, tuple[bool, dict[str, str], int]]:
+            rows = zip(node_ids, replies[::3], replies[1::3], replies[2::3], strict=True)
+            return {i: (bool(alive), _hash(flags), int(depth)) for i, alive, flags, depth in rows}
+
+        return Call(read, commands=tuple(commands))
+
+    def set_node_flag(self, node_id: str, flag: str, on: bool) -> Call[None]:
+        """Sets `draining` or `paused`. The node reads it with its next heartbeat."""
+        key = self.keys.node_flags(node_id)
+        command: tuple[Any, ...] = ("HSET", key, flag, "1") if on else ("HDEL", key, flag)
+        return Call(lambda _: None, commands=(command,))
+
+    def events(self, after: str, count: int = 500) -> Call[list[Event]]:
+        """Events after an id ('0' for the oldest kept)."""
+        start = "-" if after in {"0", "0-0"} else f"({after}"
+        command = ("XRANGE", self.keys.events, start, "+", "COUNT", count)
+        return Call(lambda replies: [read_event(i, f) for i, f in replies[0]], commands=(command,))
+
+    def last_event_id(self) -> Call[str]:
+        """Id of the newest event, '0-0' when there is none: read it before the ledger, then follow from it."""
+        command = ("XREVRANGE", self.keys.events, "+", "-", "COUNT", 1)
+        return Call(lambda replies: decode(replies[0][0][0]) if replies[0] else "0-0", commands=(command,))
+
+
+def read_event(event_id: bytes, fields: Any) -> Event:
+    """One entry of the event stream."""
+    values = _hash(fields)
+    at = moment(decode(event_id).split("-")[0])
+    assert at is not None
+    data = json.loads(values.get("data", "{}"))
+    return Event(event_id=decode(event_id), type=values["type"], at=at, data=data)
+
+
+def _hash(reply: Any) -> dict[str, str]:
+    """A hash reply as texts, whether the client library already made it a dictionary (RESP3) or not."""
+    if isinstance(reply, dict):
+        return {decode(k): decode(v) for k, v in reply.items()}
+    return text_fields(reply)

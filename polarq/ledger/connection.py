@@ -1,0 +1,230 @@
+"""Carries out calls, sync or async, and turns Redis' errors into one clear line.
+
+A script is called by its digest; when Redis has lost it (restart, failover, SCRIPT FLUSH) it is sent in full, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import redis
+import redis.asyncio
+from redis import exceptions as redis_errors
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from polarq.contracts.event import Event
+from polarq.contracts.node import NodeRecord
+from polarq.errors import LedgerUnavailable
+from polarq.ledger.calls import Call, Calls, read_event
+from polarq.ledger.keys import Keys
+from polarq.topology.models import Topology
+
+T = TypeVar("T")
+
+SOCKET_OPTIONS: dict[str, Any] = {
+    "socket_connect_timeout": 5.0,
+    "socket_timeout": 30.0,
+    "socket_keepalive": True,
+    "health_check_interval": 10,
+}
+_RETRIED: tuple[type[redis_errors.RedisError], ...] = (redis_errors.ConnectionError, redis_errors.TimeoutError)
+
+
+def calls_for(topology: Topology) -> Calls:
+    """Key layout and retention of a deployment."""
+    return Calls(Keys(topology.redis.prefix), topology.retention.events, int(topology.retention.result_s))
+
+
+def without_password(url: str) -> str:
+    """A Redis address fit to be shown."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    port = f":{parts.port}" if parts.port else ""
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}{port}"))
+
+
+def unavailable(exc: Exception, url: str) -> LedgerUnavailable:
+    """One line for what Redis said, and what to do about it. Decided by the error's type, not its words."""
+    shown = without_password(url)
+    where = f"Redis at {shown}"
+    if isinstance(exc, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
+        text = f"{where} refuses the user or password; check POLARQ_REDIS_URL or redis.url in the topology"
+    elif isinstance(exc, redis_errors.NoPermissionError):
+        text = f"{where} does not permit this command; give the user the rights polarq needs"
+    elif isinstance(exc, redis_errors.OutOfMemoryError):
+        text = f"{where} is full (maxmemory reached); raise maxmemory, or acknowledge and expire old results"
+    elif isinstance(exc, redis_errors.ReadOnlyError):
+        text = f"{where} is a read-only replica; point polarq at the primary"
+    elif isinstance(exc, redis_errors.BusyLoadingError):
+        text = f"{where} is still loading its data; try again shortly"
+    elif isinstance(exc, redis_errors.TimeoutError):
+        text = f"{where} did not answer in time; check that the server is alive and reachable"
+    elif isinstance(exc, redis_errors.ConnectionError | OSError):
+        text = f"{where} does not answer; start it, or set POLARQ_REDIS_URL to one that runs"
+    elif isinstance(exc, ValueError):
+        text = f"'{shown}' is not a Redis address (redis://host:port/db or rediss://...)"
+    else:
+        text = f"{where} refused a request: {' '.join(str(exc).split())}"
+    return LedgerUnavailable(text)
+
+
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    try:
+        yield
+    except (redis_errors.RedisError, OSError) as exc:
+        raise unavailable(exc, url) from exc
+
+
+@asynccontextmanager
+async def _translated_async(url: str) -> AsyncIterator[None]:
+    with _translated(url):
+        yield
+
+
+class Ledger:
+    """The ledger for threads: trainers, the command line, Celery tasks."""
+
+    def __init__(self, url: str, calls: Calls) -> None:
+        self.url = url
+        self.calls = calls
+        with _translated(url):
+            try:
+                self.redis = redis.Redis.from_url(
+                    url, **SOCKET_OPTIONS, retry=Retry(ExponentialBackoff(1.0, 0.05), 3, _RETRIED)
+                )
+            except ValueError as exc:
+                raise unavailable(exc, url) from exc
+
+    def do(self, call: Call[T]) -> T:
+        """Carries out one call. Raises `LedgerUnavailable`, and what the call itself raises."""
+        with _translated(self.url):
+            reply = self._send(call)
+        return call.read(reply)
+
+    def _send(self, call: Call[Any]) -> Any:
+        if call.script is None:
+            pipe = self.redis.pipeline(transaction=False)
+            for command in call.commands:
+                pipe.execute_command(*command)
+            return pipe.execute() if call.commands else []
+        tail = (len(call.keys), *call.keys, *call.args)
+        try:
+            return self.redis.execute_command("EVALSHA", call.script.sha1, *tail)
+        except redis_errors.NoScriptError:
+            return self.redis.execute_command("EVAL", call.script.source, *tail)
+
+    def nodes(self) -> list[NodeRecord]:
+        """Every node that announced itself, with liveness, flags and queue depth."""
+        rows = self.do(self.calls.node_records())
+        return merge_nodes(rows, self.do(self.calls.node_states([i for i, _ in rows])))
+
+    def wait_events(self, after: str, timeout_s: float) -> list[Event]:
+        """Blocks until there are events after `after`, at most `timeout_s`; empty when there were none."""
+        with _translated(self.url):
+            reply = self.redis.xread({self.calls.keys.events: after}, count=500, block=max(1, int(timeout_s * 1000)))
+        return _stream(reply)
+
+    def close(self) -> None:
+        self.redis.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncLedger:
+    """The ledger for one asyncio loop: the worker's engine, the shim."""
+
+    def __init__(self, url: str, calls: Calls, *, max_connections: int = 64) -> None:
+        self.url = url
+        self.calls = calls
+        try:
+            pool = redis.asyncio.BlockingConnectionPool.from_url(
+                url,
+                **SOCKET_OPTIONS,
+                max_connections=max_connections,
+                timeout=30,
+                retry=AsyncRetry(ExponentialBackoff(1.0, 0.05), 3, _RETRIED),
+            )
+        except ValueError as exc:
+            raise unavailable(exc, url) from exc
+        self.redis: redis.asyncio.Redis = redis.asyncio.Redis.from_pool(pool)
+
+    async def do(self, call: Call[T]) -> T:
+        """Carries out one call. Raises `LedgerUnavailable`, and what the call itself raises."""
+        async with _translated_async(self.url):
+            reply = await self._send(call)
+        return call.read(reply)
+
+    async def _send(self, call: Call[Any]) -> Any:
+        if call.script is None:
+            pipe = self.redis.pipeline(transaction=False)
+            for command in call.commands:
+                pipe.execute_command(*command)
+            return await pipe.execute() if call.commands else []
+        tail = (len(call.keys), *call.keys, *call.args)
+        try:
+            return await self.redis.execute_command("EVALSHA", call.script.sha1, *tail)
+        except redis_errors.NoScriptError:
+            return await self.redis.execute_command("EVAL", call.script.source, *tail)
+
+    async def nodes(self) -> list[NodeRecord]:
+        """Every node that announced itself, with liveness, flags and queue depth."""
+        rows = await self.do(self.calls.node_records())
+        return merge_nodes(rows, await self.do(self.calls.node_states([i for i, _ in rows])))
+
+    async def wait_events(self, after: str, timeout_s: float) -> list[Event]:
+        """Waits until there are events after `after`, at most `timeout_s`; empty when there were none."""
+        async with _translated_async(self.url):
+            reply = await self.redis.xread(
+                {self.calls.keys.events: after}, count=500, block=max(1, int(timeout_s * 1000))
+            )
+        return _stream(reply)
+
+    async def aclose(self) -> None:
+        await self.redis.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def merge_nodes(rows: list[tuple[str, str]], states: dict[str, tuple[bool, dict[str, str], int]]) -> list[NodeRecord]:
+    records = []
+    for node_id, body in rows:
+        alive, flags, depth = states[node_id]
+        record = NodeRecord.model_validate_json(body)
+        records.append(
+            record.model_copy(
+                update={
+                    "alive": alive,
+                    "draining": flags.get("draining") == "1",
+                    "paused": flags.get("paused") == "1",
+                    "queue_depth": depth,
+                }
+            )
+        )
+    return records
+
+
+def _stream(reply: Any) -> list[Event]:
+    streams = reply.values() if isinstance(reply, dict) else [entries for _, entries in reply or []]
+    events = []
+    for entries in streams:
+        # RESP3 wraps the entries of a stream once more.
+        flat = entries[0] if entries and isinstance(entries[0], list) else entries
+        events += [read_event(event_id, fields) for event_id, fields in flat]
+    return events

@@ -1,0 +1,22 @@
+-- KEYS task, rollout, leases, events, tasks
+-- ARGV rollout_id, token, state, summary, events_max, task_id, stem, keep_s, reward ('' for none)
+local task, rollout, leases, events, tasks = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local rollout_id, token, to, max, task_id = ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[6]
+local r = redis.call('HMGET', rollout, 'state', 'token', 'owner')
+if not r[1] then return {'lost', 'unknown'} end
+if ENDS[r[1]] then
+  if r[2] == token and r[1] == to then return {'already', redis.call('HGET', task, 'state') ~= 'running' and 1 or 0} end
+  return {'lost', r[1]}
+end
+if r[2] ~= token or not may(r[1], to) or r[1] == 'queued' then return {'lost', r[1]} end
+local now = now_ms()
+redis.call('HSET', rollout, 'state', to, 'summary', ARGV[4], 'ended_ms', now)
+redis.call('HDEL', rollout, 'lease_ms')
+redis.call('ZREM', leases, rollout_id)
+redis.call('HINCRBY', task, to, 1)
+touch(task, tasks, task_id, now)
+local reward = cjson.null
+if ARGV[9] ~= '' then reward = tonumber(ARGV[9]) end
+emit(events, max, 'session.state_changed', {task_id = task_id, session_id = rollout_id, status = to, node_id = r[3],
+  reward = reward})
+return {'committed', finish(task, events, max, ARGV[7], task_id, ARGV[8], now)}

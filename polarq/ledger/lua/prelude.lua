@@ -1,0 +1,40 @@
+-- In front of every script: server time, events, and the change of a rollout's state by the transition table.
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+local function emit(stream, max, kind, data)
+  redis.call('XADD', stream, 'MAXLEN', '~', max, '*', 'type', kind, 'data', cjson.encode(data))
+end
+
+local function may(before, after)
+  return MAY[before] ~= nil and MAY[before][after] == true
+end
+
+local function ended(task)
+  local c = redis.call('HMGET', task, 'completed', 'failed', 'timed_out', 'cancelled')
+  return tonumber(c[1] or 0) + tonumber(c[2] or 0) + tonumber(c[3] or 0) + tonumber(c[4] or 0)
+end
+
+local function touch(task, tasks, task_id, now)
+  redis.call('HSET', task, 'updated_ms', now)
+  redis.call('ZADD', tasks, now, task_id)
+end
+
+-- The last end of a rollout ends its task. Returns 1 when this call did it.
+local function finish(task, events, max, stem, task_id, keep_s, now)
+  local num = tonumber(redis.call('HGET', task, 'num'))
+  local done = ended(task)
+  if done < num then
+    emit(events, max, 'task.updated', {task_id = task_id, completed_sessions = done, total_sessions = num})
+    return 0
+  end
+  local state = 'completed'
+  if redis.call('HGET', task, 'cancel') == '1' then state = 'cancelled' end
+  redis.call('HSET', task, 'state', state, 'ended_ms', now)
+  redis.call('EXPIRE', task, keep_s)
+  for i = 0, num - 1 do redis.call('EXPIRE', stem .. i, keep_s) end
+  emit(events, max, 'task.completed', {task_id = task_id, status = state, completed_sessions = done, total_sessions = num})
+  return 1
+end

@@ -1,0 +1,175 @@
+"""What the ledger holds, read back as typed pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from polarq.contracts.rollout import RolloutState, RolloutSummary, TaskCounts, TaskState
+from polarq.contracts.task import Task
+
+Fields = Mapping[str, str]
+
+
+def moment(ms: str | float | None) -> datetime | None:
+    """A server time in milliseconds as an aware UTC datetime."""
+    return None if ms in (None, "") else datetime.fromtimestamp(float(ms or 0) / 1000, UTC)
+
+
+def text_fields(flat: Sequence[bytes]) -> dict[str, str]:
+    """A Redis reply of alternating names and values as a dictionary of texts."""
+    parts = [part.decode("utf-8", "replace") for part in flat]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRecord:
+    """One rollout as the ledger knows it. Times are the server's."""
+
+    rollout_id: str
+    index: int
+    state: RolloutState
+    attempt: int
+    token: int
+    owner: str | None
+    job_id: str | None
+    cancel_requested: bool
+    queued_at: datetime | None
+    claimed_at: datetime | None
+    stage_at: datetime | None
+    ended_at: datetime | None
+    summary: RolloutSummary | None
+
+    @classmethod
+    def read(cls, rollout_id: str, index: int, fields: Fields) -> RolloutRecord:
+        summary = fields.get("summary")
+        return cls(
+            rollout_id=rollout_id,
+            index=index,
+            state=RolloutState(fields["state"]),
+            attempt=int(fields.get("attempt", 0)),
+            token=int(fields.get("token", 0)),
+            owner=fields.get("owner") or None,
+            job_id=fields.get("job_id") or None,
+            cancel_requested=fields.get("cancel") == "1",
+            queued_at=moment(fields.get("queued_ms")),
+            claimed_at=moment(fields.get("claimed_ms")),
+            stage_at=moment(fields.get("stage_ms")),
+            ended_at=moment(fields.get("ended_ms")),
+            summary=RolloutSummary.model_validate_json(summary) if summary else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """One task with all its rollouts, as one consistent picture."""
+
+    task_id: str
+    run_id: str
+    state: TaskState
+    celery_ids: tuple[str, ...]
+    """Celery results that wait for this task."""
+    harness: str
+    model: str
+    counts: TaskCounts
+    created_at: datetime
+    updated_at: datetime
+    ended_at: datetime | None
+    rollouts: tuple[RolloutRecord, ...]
+    request: Task | None
+    """None where it was not asked for."""
+
+    @classmethod
+    def read(cls, task_id: str, fields: Fields, rollouts: Sequence[Fields]) -> TaskRecord:
+        request = fields.get("request")
+        created, updated = moment(fields["created_ms"]), moment(fields["updated_ms"])
+        assert created is not None
+        assert updated is not None
+        return cls(
+            task_id=task_id,
+            run_id=fields["run_id"],
+            state=TaskState(fields["state"]),
+            celery_ids=tuple(fields["celery_id"].split(",")),
+            harness=fields.get("harness", ""),
+            model=fields.get("model", ""),
+            counts=read_counts(fields),
+            created_at=created,
+            updated_at=updated,
+            ended_at=moment(fields.get("ended_ms")),
+            rollouts=tuple(RolloutRecord.read(f"{task_id}.{i}", i, r) for i, r in enumerate(rollouts) if r),
+            request=Task.model_validate(json.loads(request)) if request else None,
+        )
+
+
+def read_counts(fields: Fields) -> TaskCounts:
+    """A task's counters. What is neither queued nor ended is running."""
+    total, queued = int(fields["num"]), int(fields.get("queued", 0))
+    ends = {key: int(fields.get(key, 0)) for key in ("completed", "failed", "timed_out", "cancelled")}
+    return TaskCounts(total=total, queued=queued, running=total - queued - sum(ends.values()), **ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What a submission did: `created` is False when the same request was there already."""
+
+    task_id: str
+    celery_id: str
+    created: bool
+    state: TaskState
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to run one attempt of a rollout: every later step shows `token`."""
+
+    rollout_id: str
+    attempt: int
+    token: int
+    waited_s: float
+    """From queued to claimed, by the server's clock."""
+    claimed_at: datetime
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a claim was not granted: busy, done or unknown. Nothing to do."""
+
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """`won`: this attempt's result is the visible one. `finished`: it ended its task."""
+
+    won: bool
+    finished: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveRollout:
+    """A running rollout that was told to stop."""
+
+    rollout_id: str
+    owner: str
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What a cancel found. `known` is False for a task that is not in the ledger."""
+
+    known: bool
+    already_over: bool = False
+    registered: bool = False
+    """A tombstone was set: a later submit under this id is refused."""
+    active: tuple[ActiveRollout, ...] = ()
+
+
+def decode(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

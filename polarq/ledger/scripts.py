@@ -1,0 +1,29 @@
+"""The atomic steps, as Lua. Each script gets the transition table and the prelude in front of it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from polarq.ledger.states import lua_table
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script and the digest Redis knows it by."""
+
+    name: str
+    source: str
+    sha1: str
+
+
+@cache
+def script(name: str) -> Script:
+    """The script `lua/<name>.lua`, complete."""
+    folder = files("polarq.ledger") / "lua"
+    prelude = (folder / "prelude.lua").read_text(encoding="utf-8")
+    body = (folder / f"{name}.lua").read_text(encoding="utf-8")
+    source = lua_table() + prelude + body
+    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
