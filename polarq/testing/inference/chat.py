@@ -1,0 +1,160 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from polarq.testing.inference import wire
+from polarq.testing.inference.acting import Answer, Spoiler, before_sampling, hang
+from polarq.testing.inference.engine import ENGINE, Engine
+from polarq.testing.inference.faults import Fault, Hang
+from polarq.testing.inference.generation import Generation
+from polarq.testing.inference.parsing import END_THINK, MessageParser, parse
+from polarq.testing.inference.reading import read_body
+from polarq.testing.inference.requests import ChatRequest
+from polarq.testing.inference.wire import Json, Reply
+
+KIND = "chat.completion.chunk"
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    engine = request.app[ENGINE]
+    body = await read_body(request, ChatRequest)
+    asker = engine.asker(request, body, "chatcmpl")
+    prompt_ids, prompt_text = engine.prompt_of(body)
+    limits = engine.limits(body, engine.room(prompt_ids, body.limit))
+    selected = [engine.selected(asker, body.messages, choice) for choice in range(body.n)]
+    await engine.admit()
+    fault = engine.selector.fault(selected[0])
+    if (refusal := await before_sampling(request, fault, streamed=body.stream)) is not None:
+        return refusal
+    shown = body.include_reasoning  # vLLM with a reasoning parser gives no ids to who wants no reasoning
+    reply = Reply(
+        id=asker.request_id,
+        model=engine.options.served_model_name,
+        fingerprint=engine.options.fingerprint,
+        prompt_ids=prompt_ids,
+        tokenizer=engine.tokenizer,
+        prompt_text=prompt_text if body.return_prompt_text else None,
+        show_ids=bool(body.return_token_ids) and engine.options.token_ids,
+        show_versions=bool(body.return_weight_versions),
+        as_token_ids=bool(body.return_tokens_as_token_ids),
+        logprobs=(body.top_logprobs or 0) if body.logprobs and shown else None,
+    )
+    generations: list[Generation] = []
+    delivered = False
+    try:
+        for choice, turn in enumerate(selected):
+            generations.append(
+                engine.start(asker, turn, prompt_ids, limits, choice=choice, thinking=body.thinking, fault=fault)
+            )
+        answer = Answer(request, fault)
+        conversation = _Conversation(engine, body, reply, fault, answer, Spoiler(fault))
+        response = await (conversation.streamed(generations) if body.stream else conversation.unary(generations))
+        delivered = True
+        return response
+    finally:
+        engine.close(generations, delivered=delivered)
+
+
+@dataclass
+class _Conversation:
+    """One request on its way to an answer."""
+
+    engine: Engine
+    body: ChatRequest
+    reply: Reply
+    fault: Fault | None
+    answer: Answer
+    spoil: Spoiler
+
+    async def unary(self, generations: Sequence[Generation]) -> web.StreamResponse:
+        for generation in generations:
+            while await generation.advance():
+                if isinstance(self.fault, Hang) and generation.count >= (self.fault.after_tokens or 0):
+                    await hang()
+        choices = [self._choice(generation) for generation in generations]
+        usage = self._usage(generations, streamed=False)
+        return await self.answer.unary(self.spoil(wire.chat_completion(self.reply, choices, usage)))
+
+    def _choice(self, generation: Generation) -> Json:
+        message = parse(generation.sample.text, tools=self.body.wants_tools)
+        finish_reason = self._finish_reason(generation)
+        if self.body.parallel_tool_calls is False:
+            message.tool_calls = message.tool_calls[:1]  # the ids of the others stay
+        if not self.body.include_reasoning:
+            message.reasoning = None
+        choice = wire.chat_choice(self.reply, generation, message, finish_reason)
+        if not self.body.include_reasoning:
+            choice["token_ids"] = None
+        return choice
+
+    def _finish_reason(self, generation: Generation) -> str:
+        """ "tool_calls" for a finished answer with calls, unless the request named the tool itself."""
+        sample = generation.sample
+        if sample.finish_reason != "stop" or self.body.names_a_tool:
+            return sample.finish_reason
+        called = parse(sample.text, tools=self.body.wants_tools).tool_calls
+        return "tool_calls" if called else sample.finish_reason
+
+    def _usage(self, generations: Sequence[Generation], *, streamed: bool) -> Json:
+        sampled = sum(len(generation.sample.token_ids) for generation in generations)
+        thought = sum(_reasoning_tokens(generation) for generation in generations)
+        return wire.chat_usage(self.reply, sampled, thought, streamed=streamed)
+
+    async def streamed(self, generations: Sequence[Generation]) -> web.StreamResponse:
+        await self.answer.open_stream()
+        for generation in generations:
+            await self._send(wire.chat_first_chunk(self.reply, generation.call.choice_index))
+        live = [(generation, MessageParser(tools=self.body.wants_tools)) for generation in generations]
+        while live:
+            for generation, parser in list(live):
+                if await self.answer.ended_after(sum(g.count for g in generations)):
+                    return self.answer.response
+                start = generation.count
+                await generation.advance(self.body.stream_interval if start else 1)
+                chunk = self._chunk(generation, parser, range(start, generation.count))
+                if generation.call.finish_reason is not None:
+                    live.remove((generation, parser))
+                    if not live and not self.body.include_usage:
+                        chunk["system_fingerprint"] = self.reply.fingerprint
+                await self._send(chunk)
+        if self.body.include_usage:
+            usage = self._usage(generations, streamed=True)
+            await self._send(wire.usage_chunk(self.reply, KIND, usage))
+        return await self.answer.done()
+
+    def _chunk(self, generation: Generation, parser: MessageParser, indexes: range) -> Json:
+        ended = generation.call.finish_reason is not None
+        deltas = [delta for at in indexes for delta in parser.feed(generation.sample.pieces[at])]
+        if ended:
+            deltas += parser.finish()
+        if not self.body.include_reasoning:
+            deltas = [delta for delta in deltas if delta.kind != "reasoning"]
+        if self.body.parallel_tool_calls is False:
+            deltas = [delta for delta in deltas if delta.call_index == 0]
+        said = wire.chat_delta(self.reply, generation.call.choice_index, deltas)
+        reason = self._finish_reason(generation) if ended else None
+        chunk = wire.chat_chunk(self.reply, generation, indexes, said, reason)
+        if not self.body.include_reasoning:
+            chunk["choices"][0]["token_ids"] = None
+        return chunk
+
+    async def _send(self, chunk: Json) -> None:
+        await self.answer.event(self.spoil(chunk))
+
+
+def _reasoning_tokens(generation: Generation) -> int:
+    """The tokens up to the end of the thinking block."""
+    text, count = "", 0
+    if not parse(generation.sample.text, tools=False).reasoning:
+        return 0
+    for piece in generation.sample.pieces:
+        text += piece
+        count += 1
+        if END_THINK in text:
+            break
+    return count

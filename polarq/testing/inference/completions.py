@@ -1,0 +1,138 @@
+"""`POST /v1/completions`: prompts as text or token ids, answers without parsing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from polarq.testing.inference import wire
+from polarq.testing.inference.acting import Answer, ApiError, Spoiler, before_sampling, hang
+from polarq.testing.inference.engine import ENGINE, Asker, Engine
+from polarq.testing.inference.faults import Fault, Hang
+from polarq.testing.inference.generation import Generation
+from polarq.testing.inference.reading import read_body
+from polarq.testing.inference.requests import CompletionRequest
+from polarq.testing.inference.selection import NoSuchScript, Selected
+from polarq.testing.inference.tokenizer import Tokenizer
+from polarq.testing.inference.wire import Reply
+
+DEFAULT_MAX_TOKENS = 16
+"""What /v1/completions samples when the request gives no limit."""
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    engine = request.app[ENGINE]
+    body = await read_body(request, CompletionRequest)
+    asker = engine.asker(request, body, "cmpl")
+    prompts = [engine.checked(p) if isinstance(p, list) else engine.encoded(p) for p in body.prompts]
+    if not prompts or not all(prompts):
+        raise ApiError(400, "the prompt is empty", "BadRequestError", "prompt")
+    wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    limits = [engine.limits(body, engine.room(prompt_ids, wanted)) for prompt_ids in prompts]
+    selected = [[_selected(engine, asker, ids, choice) for choice in range(body.n)] for ids in prompts]
+    await engine.admit()
+    fault = engine.selector.fault(selected[0][0])
+    if (refusal := await before_sampling(request, fault, streamed=body.stream)) is not None:
+        return refusal
+    work = _Work(body, sum(map(len, prompts)), fault, Answer(request, fault), Spoiler(fault), [])
+    delivered = False
+    try:
+        for ids, limit, turns in zip(prompts, limits, selected, strict=True):
+            reply = _reply(engine, body, asker, ids)
+            for choice, turn in enumerate(turns):
+                started = engine.start(asker, turn, ids, limit, choice=choice, fault=fault)
+                work.choices.append(_Choice(len(work.choices), reply, started))
+        response = await (work.streamed() if body.stream else work.unary())
+        delivered = True
+        return response
+    finally:
+        engine.close([choice.generation for choice in work.choices], delivered=delivered)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    index: int
+    reply: Reply
+    generation: Generation
+
+
+def _reply(engine: Engine, body: CompletionRequest, asker: Asker, prompt_ids: Sequence[int]) -> Reply:
+    return Reply(
+        id=asker.request_id,
+        model=engine.options.served_model_name,
+        fingerprint=engine.options.fingerprint,
+        prompt_ids=prompt_ids,
+        tokenizer=engine.tokenizer,
+        show_ids=bool(body.return_token_ids) and engine.options.token_ids,
+        show_versions=bool(body.return_weight_versions),
+        as_token_ids=bool(body.return_tokens_as_token_ids),
+        logprobs=body.logprobs,
+    )
+
+
+def _selected(engine: Engine, asker: Asker, prompt_ids: Sequence[int], choice: int) -> Selected:
+    try:
+        return engine.selector.select_for_prompt(
+            engine.tokenizer.decode(prompt_ids),
+            _earlier_answers(engine.tokenizer, prompt_ids),
+            suffix=asker.suffix,
+            session_id=asker.session_id,
+            choice=choice,
+        )
+    except NoSuchScript as exc:
+        raise ApiError(400, str(exc), "BadRequestError") from None
+
+
+def _earlier_answers(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> int:
+    """How many assistant turns of the chat template the prompt holds, the one being opened not counted."""
+    opening = tokenizer.assistant_opening
+    size = len(opening)
+    found = sum(list(prompt_ids[at : at + size]) == opening for at in range(len(prompt_ids) - size + 1))
+    return found - (list(prompt_ids[-size:]) == opening)
+
+
+@dataclass
+class _Work:
+    """One request on its way to an answer."""
+
+    body: CompletionRequest
+    prompt_tokens: int
+    fault: Fault | None
+    answer: Answer
+    spoil: Spoiler
+    choices: list[_Choice]
+
+    @property
+    def sampled(self) -> int:
+        return sum(choice.generation.count for choice in self.choices)
+
+    async def unary(self) -> web.StreamResponse:
+        for choice in self.choices:
+            while await choice.generation.advance():
+                if isinstance(self.fault, Hang) and choice.generation.count >= (self.fault.after_tokens or 0):
+                    await hang()
+        shown = [wire.completion_choice(choice.reply, choice.generation, choice.index) for choice in self.choices]
+        usage = wire.completion_usage(self.prompt_tokens, self.sampled, streamed=False)
+        return await self.answer.unary(self.spoil(wire.completion(self.choices[0].reply, shown, usage)))
+
+    async def streamed(self) -> web.StreamResponse:
+        await self.answer.open_stream()
+        live = list(self.choices)
+        while live:
+            for choice in list(live):
+                if await self.answer.ended_after(self.sampled):
+                    return self.answer.response
+                generation, start = choice.generation, choice.generation.count
+                await generation.advance(self.body.stream_interval if start else 1)
+                chunk = wire.completion_chunk(choice.reply, generation, choice.index, range(start, generation.count))
+                if generation.call.finish_reason is not None:
+                    live.remove(choice)
+                    if not live and not self.body.include_usage:
+                        chunk["system_fingerprint"] = choice.reply.fingerprint
+                await self.answer.event(self.spoil(chunk))
+        if self.body.include_usage:
+            usage = wire.completion_usage(self.prompt_tokens, self.sampled, streamed=True)
+            await self.answer.event(self.spoil(wire.usage_chunk(self.choices[0].reply, "text_completion", usage)))
+        return await self.answer.done()
