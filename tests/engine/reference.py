@@ -1,0 +1,57 @@
+"""The other side of every comparison: a plain forward pass over token ids, in float32, with transformers.
+
+It shares nothing with the server but the checkpoint on disk: no cache, no batching, no sampling, no kernels of vLLM's.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+TOLERANCE = 1e-4
+"""Largest accepted absolute difference of two log-probabilities (design/tokens.md, "Proof")."""
+
+
+class ReferenceModel:
+    """The tiny model, run without any engine."""
+
+    def __init__(self, model_dir: Path) -> None:
+        with warnings.catch_warnings():
+            # What these two warn about while they load is theirs, and tests turn warnings into errors.
+            warnings.simplefilter("ignore")
+            import torch
+            import transformers
+
+            transformers.utils.logging.disable_progress_bar()
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        self._torch: Any = torch
+        self._model: Any = model.eval()
+        self._end_of_turn_id = int(json.loads((model_dir / "config.json").read_text())["eos_token_id"])
+
+    @property
+    def end_of_turn_id(self) -> int:
+        return self._end_of_turn_id
+
+    def log_probs(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int]) -> list[float]:
+        """The log-probability (natural logarithm, temperature 1) of each sampled id after everything before it."""
+        rows = self.distributions(prompt_ids, sampled_ids)
+        return [float(row[token_id]) for row, token_id in zip(rows, sampled_ids, strict=True)]
+
+    def distributions(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int]) -> Any:
+        """A float32 tensor [len(sampled_ids), vocabulary]: log-softmax at each position that predicts a sampled id."""
+        ids = self._torch.tensor([[*prompt_ids, *sampled_ids]])
+        with self._torch.inference_mode():
+            logits = self._model(ids, use_cache=False).logits[0].float()
+        return logits[len(prompt_ids) - 1 : -1].log_softmax(-1)
+
+
+def largest_difference(left: Sequence[float | None], right: Sequence[float]) -> float:
+    """Largest absolute difference, position by position; a missing value or another length is an error."""
+    if not right:
+        raise ValueError("nothing to compare")
+    if None in left:
+        raise ValueError("a log-probability is missing")
+    return max(abs(a - b) for a, b in zip(left, right, strict=True) if a is not None)
