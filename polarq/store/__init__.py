@@ -1,0 +1,1 @@
+"""What is too big for the ledger: captured completions and results, compact, checked and in chunks."""

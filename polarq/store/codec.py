@@ -1,0 +1,108 @@
+"""Objects to bytes and back: MessagePack with packed number arrays, zstd, a checksum and a version.
+
+Layout: `PQ`, one version byte, CRC-32 of what follows (little endian), then a zstd frame of MessagePack. Lists of
+integers under keys that end in `_ids`, and under `loss_mask`, are int32 (extension 1); lists of numbers under
+`logprobs` are float32 (extension 2), in which a missing value is NaN. Both little endian. Engines compute
+log-probabilities in float32, so nothing is lost; any other list of numbers stays as it is.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from typing import Any
+
+import msgspec
+import numpy as np
+from pydantic import ValidationError
+
+from polarq.contracts.trajectory import Trajectory
+from polarq.errors import PayloadCorrupt
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+MAGIC = b"PQ"
+VERSION = 1
+_HEADER = struct.Struct("<2sBI")
+_LEVEL = 1  # higher levels gain nothing on token ids and cost twice the time
+_INT32, _FLOAT32 = 1, 2
+_INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+
+
+def pack(obj: Any) -> bytes:
+    """Encodes a JSON-like tree (dict, list, str, int, float, bool, None; bytes too)."""
+    body = zstd.compress(msgspec.msgpack.encode(_packed(obj)), level=_LEVEL)
+    return _HEADER.pack(MAGIC, VERSION, zlib.crc32(body)) + body
+
+
+def unpack(data: bytes) -> Any:
+    """The tree that `pack` was given. Raises `PayloadCorrupt` when a byte of it changed."""
+    if len(data) < _HEADER.size:
+        raise PayloadCorrupt(f"a payload of {len(data)} bytes is cut short")
+    magic, version, checksum = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise PayloadCorrupt("these bytes are not a polarq payload")
+    if version != VERSION:
+        raise PayloadCorrupt(f"payload version {version} is not known here (this polarq reads {VERSION}): upgrade it")
+    body = memoryview(data)[_HEADER.size :]
+    if zlib.crc32(body) != checksum:
+        raise PayloadCorrupt("a payload does not match its checksum")
+    try:
+        return msgspec.msgpack.decode(zstd.decompress(body), ext_hook=_unpacked)
+    except (zstd.ZstdError, msgspec.DecodeError) as exc:
+        raise PayloadCorrupt(f"a payload cannot be decoded: {exc}") from exc
+
+
+def encode_trajectory(trajectory: Trajectory) -> bytes:
+    return pack(trajectory.model_dump(mode="json"))
+
+
+def decode_trajectory(data: bytes) -> Trajectory:
+    """Raises `PayloadCorrupt`."""
+    try:
+        return Trajectory.model_validate(unpack(data))
+    except ValidationError as exc:
+        raise PayloadCorrupt(f"a stored trajectory is not valid: {exc.errors()[0]['msg']}") from exc
+
+
+def _packed(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _packed(item, name) for name, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    if value and (key.endswith("_ids") or key == "loss_mask"):
+        return _int32(value)
+    if value and key == "logprobs":
+        return _float32(value)
+    return [_packed(item) if isinstance(item, (dict, list)) else item for item in value]
+
+
+def _int32(values: list[Any]) -> Any:
+    # Names ending in _ids also occur in foreign trees (file_ids: ["a"]); those stay lists.
+    if set(map(type, values)) != {int} or min(values) < _INT32_MIN or max(values) > _INT32_MAX:
+        return [_packed(item) for item in values]
+    return msgspec.msgpack.Ext(_INT32, np.array(values, dtype="<i4").tobytes())
+
+
+def _float32(values: list[Any]) -> Any:
+    if not set(map(type, values)) <= {float, int, type(None)}:
+        return [_packed(item) for item in values]
+    # A log-probability beyond float32 becomes infinite, which readers treat as missing.
+    with np.errstate(over="ignore"):
+        return msgspec.msgpack.Ext(_FLOAT32, np.array(values, dtype="<f4").tobytes())
+
+
+def _unpacked(code: int, data: memoryview) -> Any:
+    if code == _INT32:
+        return np.frombuffer(data, dtype="<i4").tolist()
+    if code == _FLOAT32:
+        array = np.frombuffer(data, dtype="<f4")
+        values: list[float | None] = array.tolist()
+        for index in np.flatnonzero(np.isnan(array)).tolist():
+            values[index] = None
+        return values
+    raise PayloadCorrupt(f"a payload holds an unknown kind of value ({code})")

@@ -1,0 +1,117 @@
+"""Session secrets: what lets a harness's model calls into one rollout's record.
+
+A secret is shown once, to whoever opens the grant; Redis holds only its SHA-256. Closing is atomic with recording:
+`CompletionLog` appends only while the grant is open, so that a harness that outlives its rollout cannot change what
+was built from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+from pydantic import Field, ValidationError
+from redis.asyncio import Redis
+
+from polarq.contracts.base import Contract
+from polarq.errors import GrantRefused
+from polarq.ledger.keys import Keys
+from polarq.store.atomic import Script, ledger_errors
+
+SECRET_PREFIX = "pq-"
+CLOSED_KEEP_S = 3600
+
+_CLOSE = Script("""
+if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
+redis.call('HSET', KEYS[1], 'state', 'closed')
+local left = redis.call('PTTL', KEYS[1])
+local keep = tonumber(ARGV[1])
+if left < 0 or left > keep then redis.call('PEXPIRE', KEYS[1], keep) end
+return redis.call('HMGET', KEYS[1], 'next_seq', 'faults', 'last_fault')
+""")
+
+_FAULT = Script("""
+if redis.call('HGET', KEYS[1], 'state') ~= 'open' then return 0 end
+redis.call('HSET', KEYS[1], 'last_fault', ARGV[1])
+return redis.call('HINCRBY', KEYS[1], 'faults', 1)
+""")
+
+
+class GrantSpec(Contract):
+    """What a secret opens: one attempt of one rollout on one node."""
+
+    rollout_id: str
+    task_id: str
+    attempt: int = Field(ge=1)
+    token: int
+    """Fencing token of the claim."""
+    node_id: str
+    model: str = ""
+    """Model name to ask the engine for; blank: the node's."""
+    max_calls: int | None = Field(None, ge=1)
+    """Model calls the rollout may make."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrantUse:
+    """What was done under a grant."""
+
+    calls: int = 0
+    """Sequence numbers given out to recorded calls (the highest one, plus one)."""
+    faults: int = 0
+    """Calls the engine failed to answer."""
+    last_fault: str = ""
+    """The last one's kind and text, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGrant:
+    spec: GrantSpec
+    next_seq: int
+    """The first sequence number that no recorded call has."""
+
+
+def digest_of(secret: str) -> str:
+    """What Redis knows a secret by."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+async def open_grant(redis: Redis, keys: Keys, spec: GrantSpec, ttl_s: float) -> str:
+    """A new secret (URL-safe, 256 bits) that opens `spec` for `ttl_s` seconds. Raises `LedgerUnavailable`."""
+    secret = SECRET_PREFIX + secrets.token_urlsafe(32)
+    key = keys.grant(digest_of(secret))
+    with ledger_errors():
+        async with redis.pipeline(transaction=True) as pipe:
+            pipe.hset(key, mapping={"state": "open", "spec": spec.model_dump_json(), "next_seq": 0})
+            pipe.pexpire(key, max(1, int(ttl_s * 1000)))
+            await pipe.execute()
+    return secret
+
+
+async def read_grant(redis: Redis, keys: Keys, secret: str) -> OpenGrant:
+    """What an open secret opens. Raises `GrantRefused` when it is unknown, closed or expired, `LedgerUnavailable`."""
+    with ledger_errors():
+        state, spec, next_seq = await redis.hmget(keys.grant(digest_of(secret)), ["state", "spec", "next_seq"])
+    if state is None or spec is None:
+        raise GrantRefused("this session is unknown or has expired")
+    if state != b"open":
+        raise GrantRefused("this session is closed")
+    try:
+        return OpenGrant(GrantSpec.model_validate_json(spec), int(next_seq or 0))
+    except ValidationError as exc:
+        raise GrantRefused(f"this session's record cannot be read: {exc.errors()[0]['msg']}") from exc
+
+
+async def close_grant(redis: Redis, keys: Keys, secret: str) -> GrantUse:
+    """Closes it for good: no append succeeds after this returns. Closing twice, or an unknown one, is no error."""
+    use = await _CLOSE.run(redis, [keys.grant(digest_of(secret))], [CLOSED_KEEP_S * 1000])
+    if not use:
+        return GrantUse()
+    calls, faults, last_fault = use
+    return GrantUse(int(calls or 0), int(faults or 0), (last_fault or b"").decode("utf-8", "replace"))
+
+
+async def note_fault(redis: Redis, keys: Keys, secret: str, line: str) -> None:
+    """Counts a call the engine failed to answer, so that the rollout's outcome can name the model as its boundary."""
+    await _FAULT.run(redis, [keys.grant(digest_of(secret))], [line[:500]])
