@@ -280,7 +280,7 @@ class AsyncClient(_Deployment):
             after = events[-1].event_id if events else after
 
     async def follow(self, task_id: str | None = None, after: str | None = None) -> AsyncIterator[Event]:
-        last: str = after or await self.ledger.do(self.ledger.calls.last_event_id())
+        last = await self.ledger.do(self.ledger.calls.last_event_id()) if after is None else after
         while True:
             events = await self.ledger.wait_events(last, 15.0)
             for event in events:

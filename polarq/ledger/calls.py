@@ -81,8 +81,8 @@ class Calls:
         model = task.agent.model_name or ""
         harness = task.agent.harness or task.agent.import_path or ""
         args = (
-            task.task_id, task.canonical_json(), task.digest(), task.num_samples, task.run_id, celery_id, harness, model,
-            k.rollout_stem(task.task_id), self.events_max, self.keep_s,
+            task.task_id, task.canonical_json(), task.digest(), task.num_samples, task.run_id, celery_id, harness,
+            model, k.rollout_stem(task.task_id), self.events_max, self.keep_s,
         )  # fmt: skip
         keys = (k.task(task.task_id), k.tombstone(task.task_id), k.tasks, k.waiting, k.events)
 

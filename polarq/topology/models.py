@@ -208,6 +208,11 @@ class GatewaySection(Contract):
 
     heartbeat_interval_seconds: float = Field(5.0, gt=0, description="Seconds between a node's heartbeats.")
     lease_s: float = Field(20.0, gt=1, description="Seconds a claimed rollout stays owned without renewal.")
+    drain_grace_s: float = Field(
+        600.0,
+        ge=0,
+        description="Seconds a stopping worker lets its rollouts run before it gives them back to the queue.",
+    )
     rollout_server_url: HttpUrl | None = Field(
         None, description="Accepted from Polar's files; polarq's nodes meet in Redis."
     )

@@ -1,0 +1,1 @@
+"""From captured completions to what a trainer trains on."""

@@ -1,0 +1,122 @@
+"""Builders: pure functions from completions to a trajectory, so that a stored rollout can be rebuilt offline."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from polarq.contracts.completion import Completion, CompletionLabel
+from polarq.contracts.rollout import Reward
+from polarq.contracts.trajectory import Break, Fidelity, Trace, Trajectory
+
+
+class Builder(ABC):
+    """Turns the captured completions of one attempt into a trajectory."""
+
+    name: ClassVar[str]
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        if config:
+            raise ValueError(f"builder '{self.name}' takes no settings (got {', '.join(sorted(config))})")
+
+    @abstractmethod
+    def traces(self, completions: Sequence[Completion]) -> list[Trace]:
+        """The traces, in order. Each trainable sampled token has mask 1 in exactly one of them."""
+
+    def build(self, completions: Sequence[Completion], metadata: dict[str, Any] | None = None) -> Trajectory:
+        """The trajectory of `completions` (in request order)."""
+        ordered = sorted(completions, key=lambda c: c.seq)
+        traces = weighted(self.traces(ordered))
+        return Trajectory(
+            builder=self.name,
+            traces=traces,
+            fidelity=fidelity(ordered, traces),
+            metadata={"record_count": len(ordered), "trace_count": len(traces), **(metadata or {})},
+        )
+
+
+def why_untrainable(completion: Completion) -> str | None:
+    """Why a call's tokens must not be trained on; None when they may."""
+    if completion.untrainable is not None:
+        return completion.untrainable
+    if completion.label is not CompletionLabel.TRAIN:
+        return f"label {completion.label.value}"
+    if completion.incomplete:
+        return "incomplete answer"
+    return None
+
+
+def weighted(traces: list[Trace]) -> list[Trace]:
+    """Gives each trainable trace the weight 1 / their number, and the others 0."""
+    count = sum(1 for trace in traces if trace.trainable_tokens)
+    return [t.model_copy(update={"weight": 1 / count if t.trainable_tokens else 0.0}) for t in traces]
+
+
+def rewarded(trajectory: Trajectory, reward: Reward) -> Trajectory:
+    """The trajectory with each trace's reward: its own where the evaluator gave one, else the outcome.
+
+    Raises ValueError when there are not as many trace rewards as traces.
+    """
+    own = reward.trace_rewards
+    if own is not None and len(own) != len(trajectory.traces):
+        raise ValueError(f"{len(own)} trace rewards for {len(trajectory.traces)} traces")
+    values = own if own is not None else [reward.outcome] * len(trajectory.traces)
+    traces = [t.model_copy(update={"reward": v}) for t, v in zip(trajectory.traces, values, strict=True)]
+    return trajectory.model_copy(update={"traces": traces})
+
+
+def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fidelity:
+    """What was kept of what was sampled, and where and why not."""
+    reasons = {str(c.seq): why for c in completions if c.sampled_ids and (why := why_untrainable(c)) is not None}
+    sampled = sum(len(c.sampled_ids) for c in completions if c.label is not CompletionLabel.REPLAY)
+    trainable = sum(trace.trainable_tokens for trace in traces)
+    versions: list[str] = []
+    for completion in completions:
+        for span in completion.weight_versions:
+            if span.version not in versions:
+                versions.append(span.version)
+    return Fidelity(
+        calls=len(completions),
+        traces=len(traces),
+        sampled_tokens=sampled,
+        trainable_tokens=trainable,
+        masked_tokens=sampled - trainable,
+        untrainable=reasons,
+        breaks=find_breaks(completions),
+        missing_logprobs=sum(1 for c in completions for value in c.logprobs if value is None),
+        replays=sum(1 for c in completions if c.label is CompletionLabel.REPLAY),
+        side_calls=sum(1 for c in completions if c.label is CompletionLabel.SIDE),
+        incomplete_calls=sum(1 for c in completions if c.incomplete),
+        empty_calls=sum(1 for c in completions if not c.sampled_ids),
+        versions=versions,
+    )
+
+
+def find_breaks(completions: Sequence[Completion]) -> list[Break]:
+    """Calls whose prompt does not begin with the prompt and sample of an earlier call that it visibly continues."""
+    breaks = []
+    for i, completion in enumerate(completions[1:], start=1):
+        best, cause = -1, ""
+        for earlier in completions[:i]:
+            whole = [*earlier.prompt_ids, *earlier.sampled_ids]
+            shared = shared_length(whole, completion.prompt_ids)
+            if shared == len(whole):
+                best = -1
+                break
+            # The messages say that this call continues the earlier one; the tokens do not.
+            if len(completion.messages) > len(earlier.messages) and shared > best and earlier.sampled_ids:
+                inside = shared >= len(earlier.prompt_ids)
+                best, cause = shared, "sampled tokens re-encoded" if inside else "prompt re-rendered"
+        if best >= 0:
+            breaks.append(Break(seq=completion.seq, position=best, cause=cause))
+    return breaks
+
+
+def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of leading ids that are equal."""
+    limit = min(len(first), len(second))
+    for i in range(limit):
+        if first[i] != second[i]:
+            return i
+    return limit

@@ -1,0 +1,41 @@
+"""`per_request`: one trace per model call that sampled something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polarq.contracts.completion import Completion, CompletionLabel
+from polarq.contracts.trajectory import Trace
+from polarq.trajectory.base import Builder, why_untrainable
+
+
+class PerRequestBuilder(Builder):
+    """Each call is a trace of its own: exactly the ids the engine conditioned on and the ids it sampled."""
+
+    name = "per_request"
+
+    def traces(self, completions: Sequence[Completion]) -> list[Trace]:
+        sampled = [c for c in completions if c.sampled_ids and c.label is not CompletionLabel.REPLAY]
+        return [_trace(index, completion) for index, completion in enumerate(sampled)]
+
+
+def _trace(index: int, completion: Completion) -> Trace:
+    reason = why_untrainable(completion)
+    trainable = reason is None
+    values = completion.logprobs if len(completion.logprobs) == len(completion.sampled_ids) else []
+    return Trace(
+        index=index,
+        prompt_ids=completion.prompt_ids,
+        response_ids=completion.sampled_ids,
+        loss_mask=[1 if trainable else 0] * len(completion.sampled_ids),
+        # Under mask 0 the value is 0.0 by contract; under mask 1 the recorder has proven that every one is there.
+        logprobs=[float(v) for v in values if v is not None] if trainable else [0.0] * len(completion.sampled_ids),
+        weight_versions=completion.weight_versions,
+        prompt_messages=completion.messages,
+        response_messages=[completion.reply] if completion.reply else [],
+        tools=completion.tools,
+        finish_reason=completion.finish_reason,
+        completion_seqs=[completion.seq],
+        untrainable=reason,
+        metadata={"completion_id": completion.completion_id, "label": completion.label.value},
+    )

@@ -1,0 +1,140 @@
+"""The Celery bootstep that makes a worker a polarq node. The app names it; nobody imports it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from celery import bootsteps
+from celery.exceptions import WorkerShutdown
+
+from polarq.client.client import SUBMIT_QUEUE
+from polarq.errors import InvalidTopology, PolarqError
+from polarq.settings import Settings
+from polarq.topology import Node, Topology, load_topology
+from polarq.topology.models import RESERVED_QUEUES
+from polarq_worker.node import NodeService
+from polarq_worker.pool import EnginePool
+
+log = logging.getLogger("polarq.worker")
+
+EX_CONFIG = 78
+"""sysexits.h: something the operator has to change."""
+
+
+class NodeStep(bootsteps.StartStopStep):
+    """Starts the node before the worker takes its first message, and drains it before the pool stops."""
+
+    name = "polarq.Node"
+    requires = ("celery.worker.components:Hub", "celery.worker.components:Pool")
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        self.service: NodeService | None = None
+
+    def create(self, worker: Any) -> None:
+        """Chooses the node by its queue. Every worker also takes the queue that foreign clients submit to."""
+        settings = Settings.from_env()
+        try:
+            topology = load_topology(settings=settings)
+            node = choose_node(list(worker.app.amqp.queues.consume_from), topology, settings)
+        except PolarqError as exc:
+            _give_up(exc)
+        worker.app.amqp.queues.select([node.id, SUBMIT_QUEUE])
+        user, at, host = worker.hostname.partition("@")
+        if user == "celery":
+            worker.hostname = f"{node.id}{at}{host}"
+        self._made = (node, topology, settings)
+
+    def start(self, worker: Any) -> None:
+        node, topology, settings = self._made
+        pool = worker.pool
+        if not isinstance(pool, EnginePool):
+            _give_up(PolarqError("polarq needs its own pool; start the worker without -P"))
+        service = NodeService(worker.app, pool, node, topology, settings)
+        try:
+            pool.call(service.start())
+        except PolarqError as exc:
+            _give_up(exc)
+        self.service = service
+        pool.capacity = lambda: service.capacity
+        if getattr(worker, "hub", None) is not None:
+            pool.wake_with(lambda: worker.hub.call_soon(lambda: None))
+        worker.app.rollout_runner = service.run_job
+
+    def stop(self, worker: Any) -> None:
+        """Warm stop: drains. A second signal gives everything back at once."""
+        if self.service is None:
+            return
+        service, pool = self.service, worker.pool
+        grace_s = service.topology.gateway.drain_grace_s
+        with _second_signal() as impatient:
+            waiter = threading.Thread(target=pool.call, args=(service.drain(grace_s),), daemon=True)
+            waiter.start()
+            while waiter.is_alive():
+                waiter.join(0.1)
+                if impatient.is_set():
+                    pool.call(service.release_all())
+                    break
+            waiter.join()
+        pool.call(service.stop())
+
+    def terminate(self, worker: Any) -> None:
+        """Cold stop: gives everything back, then leaves."""
+        if self.service is not None:
+            worker.pool.call(self.service.release_all())
+            worker.pool.call(self.service.stop())
+
+
+class _second_signal:  # noqa: N801 - used as a context
+    """Sets its event when SIGTERM or SIGINT arrives meanwhile."""
+
+    def __enter__(self) -> threading.Event:
+        event = threading.Event()
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+
+            def note(_signal: int, _frame: FrameType | None) -> None:
+                event.set()
+
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, note)
+        return event
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def choose_node(queues: list[str], topology: Topology, settings: Settings) -> Node:
+    """The node this worker is: the queue given with -Q, else POLARQ_NODE_ID, else the topology's only node.
+
+    A node that the topology does not list takes the settings of its first node under its own id (a fleet of equal
+    hosts needs one entry). Raises `InvalidTopology`.
+    """
+    named = [queue for queue in queues if queue not in RESERVED_QUEUES]
+    if len(named) > 1:
+        raise InvalidTopology("worker", [f"-Q names {len(named)} nodes ({', '.join(named)}); a worker is one node"])
+    nodes = topology.gateway.nodes
+    if not named and settings.node_id is None and len(nodes) > 1:
+        listed = ", ".join(node.id for node in nodes)
+        raise InvalidTopology("worker", [f"which node is this? start it with -Q NODE (one of {listed})"])
+    node_id = named[0] if named else settings.node_id or nodes[0].id
+    node = topology.node(node_id)
+    if node is not None:
+        return node
+    if len(nodes) > 1:
+        listed = ", ".join(node.id for node in nodes)
+        raise InvalidTopology("worker", [f"-Q {node_id}: the topology has no such node (it has {listed})"])
+    return nodes[0].model_copy(update={"id": node_id})
+
+
+def _give_up(exc: PolarqError) -> Any:
+    """One line for the operator, and an exit code that a supervisor can read."""
+    sys.stderr.write(f"polarq worker: {exc}\n")
+    sys.stderr.flush()
+    raise WorkerShutdown(EX_CONFIG)

@@ -1,0 +1,233 @@
+"""Admits rollouts and walks them: claim, walk, payload, commit. One engine per worker, on one asyncio loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from polarq.contracts.rollout import Boundary, Outcome, RolloutResult, RolloutState, RolloutSummary
+from polarq.errors import LedgerUnavailable
+from polarq.ledger import Claim, Committed, Refused
+from polarq.ledger.calls import Call
+from polarq.store.payloads import encode_result, put_payload
+from polarq_worker.services import Services
+from polarq_worker.walk import LeaseLost, Walk
+
+log = logging.getLogger("polarq.worker.engine")
+
+T = TypeVar("T")
+
+_RETRY_CAP_S = 5.0
+
+
+class Stop(StrEnum):
+    """Why a running rollout is stopped from outside."""
+
+    CANCEL = "cancel"
+    """Somebody asked: commit it as cancelled."""
+    LOST = "lost"
+    """Its lease went to somebody else: discard everything."""
+    RELEASE = "release"
+    """This worker is leaving: give it back to the queue, uncounted."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A rollout this worker has claimed."""
+
+    claim: Claim
+    walk: asyncio.Task[RolloutResult]
+    stopped: Stop | None = None
+
+    def stop(self, why: Stop) -> None:
+        """Stops it once; a second reason changes nothing."""
+        if self.stopped is None:
+            self.stopped = why
+            self.walk.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A rollout that this worker brought to its visible end."""
+
+    result: RolloutSummary
+    rollout_id: str
+    task_id: str
+    finished: bool
+    """It was the last one of its task."""
+    callback: bool
+
+
+class Engine:
+    """See the module."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.held: dict[str, Held] = {}
+        self.stopping = False
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    @property
+    def leases(self) -> list[tuple[str, int]]:
+        """(rollout_id, token) of everything held."""
+        return [(held.claim.rollout_id, held.claim.token) for held in self.held.values()]
+
+    async def run(self, rollout_id: str, job_id: str) -> Ended | None:
+        """Runs one doorbell to its end. None: there was nothing to do, or the rollout is no longer ours.
+
+        Cancelling this cancels the rollout (or gives it back, when the worker is stopping).
+        """
+        services = self.services
+        calls = services.ledger.calls
+        claim = await self.insist(calls.claim(rollout_id, services.node.id, services.topology.gateway.lease_s, job_id))
+        if isinstance(claim, Refused):
+            log.info("rollout %s: nothing to do (%s %s)", rollout_id, claim.reason, claim.detail)
+            return None
+        walk = Walk(claim, services)
+        held = Held(claim, asyncio.create_task(walk.run(), name=f"rollout {rollout_id}"))
+        self.held[rollout_id] = held
+        self.idle.clear()
+        try:
+            result = await self._walked(held)
+            return None if result is None else await self._commit(claim, result)
+        finally:
+            self.held.pop(rollout_id, None)
+            if not self.held:
+                self.idle.set()
+
+    async def _walked(self, held: Held) -> RolloutResult | None:
+        """The walk's result; None when it must not be committed."""
+        claim = held.claim
+        while True:
+            try:
+                result = await asyncio.shield(held.walk)
+                break
+            except asyncio.CancelledError:
+                # Either this job was cancelled (revoke, cold stop), or the walk was, which it turns into a result.
+                if held.walk.done() and held.walk.cancelled():
+                    result = _never_began(claim)
+                    break
+                held.stop(Stop.RELEASE if self.stopping else Stop.CANCEL)
+            except LeaseLost:
+                log.warning("rollout %s: its lease went to another worker; this attempt is discarded", claim.rollout_id)
+                return None
+        if held.stopped is Stop.LOST:
+            log.warning("rollout %s: its lease went to another worker; this attempt is discarded", claim.rollout_id)
+            return None
+        if held.stopped is Stop.RELEASE and result.outcome.state is RolloutState.CANCELLED:
+            calls = self.services.ledger.calls
+            await self.insist(calls.release(claim.rollout_id, claim.token, counted=False, reason="worker stopping"))
+            log.info("rollout %s: given back to the queue", claim.rollout_id)
+            return None
+        return result
+
+    async def _commit(self, claim: Claim, result: RolloutResult) -> Ended | None:
+        """Payload first, then the compare-and-set; each until the ledger answers."""
+        ledger = self.services.ledger
+        keys = ledger.calls.keys
+        data, raw = await asyncio.to_thread(encode_result, result)
+        # Twice the retention: the task's own clock starts only when its last rollout ends.
+        keep_s = 2 * ledger.calls.keep_s
+        ref, writes = put_payload(
+            keys, claim.rollout_id, claim.attempt, claim.token, data, raw_bytes=raw, keep_s=keep_s
+        )
+        for write in writes:
+            await self.insist(write)
+        summary = summary_of(result).model_copy(update={"payload": ref})
+        done: Committed = await self.insist(ledger.calls.commit(claim.rollout_id, claim.token, summary))
+        if not done.won:
+            log.warning("rollout %s: a late commit was refused (%s)", claim.rollout_id, done.detail)
+            await self.insist(_drop(keys.payload(claim.rollout_id, claim.attempt, claim.token), ref.chunks))
+            return None
+        log.info("rollout %s: %s", claim.rollout_id, _line(summary))
+        return Ended(
+            result=summary,
+            rollout_id=claim.rollout_id,
+            task_id=claim.task.task_id,
+            finished=done.finished,
+            callback=claim.task.callback_url is not None,
+        )
+
+    async def insist(self, call: Call[T]) -> T:
+        """Carries out a call, again and again while the ledger does not answer."""
+        return await insist(lambda: self.services.ledger.do(call))
+
+    def stop_all(self, why: Stop) -> None:
+        for held in list(self.held.values()):
+            held.stop(why)
+
+
+async def insist(step: Callable[[], Awaitable[T]]) -> T:
+    """Repeats a step of the ledger until it is answered; each step is safe to repeat."""
+    pause = 0.2
+    while True:
+        try:
+            return await step()
+        except LedgerUnavailable as exc:
+            log.warning("waiting for the ledger: %s", exc)
+            await asyncio.sleep(pause)
+            pause = min(_RETRY_CAP_S, pause * 2)
+
+
+def summary_of(result: RolloutResult) -> RolloutSummary:
+    """What the ledger itself keeps of a result."""
+    trajectory = result.trajectory
+    fidelity = trajectory.fidelity if trajectory is not None else None
+    versions = fidelity.versions if fidelity is not None else []
+    return RolloutSummary(
+        outcome=result.outcome,
+        reward=result.reward.outcome if result.reward is not None else None,
+        calls=fidelity.calls if fidelity else 0,
+        traces=fidelity.traces if fidelity else 0,
+        sampled_tokens=fidelity.sampled_tokens if fidelity else 0,
+        trainable_tokens=fidelity.trainable_tokens if fidelity else 0,
+        oldest_version=versions[0] if versions else None,
+        newest_version=versions[-1] if versions else None,
+        timing=result.timing,
+    )
+
+
+def _never_began(claim: Claim) -> RolloutResult:
+    return RolloutResult(
+        rollout_id=claim.rollout_id,
+        task_id=claim.task.task_id,
+        run_id=claim.task.run_id,
+        index=int(claim.rollout_id.rpartition(".")[2]),
+        attempt=claim.attempt,
+        outcome=Outcome(
+            state=RolloutState.CANCELLED,
+            boundary=Boundary.CONTROL,
+            reason="cancelled",
+            message="cancelled before its first stage",
+        ),
+        metadata=claim.task.metadata,
+    )
+
+
+def _drop(stem: str, chunks: int) -> Call[None]:
+    return Call(lambda _: None, commands=(("DEL", *(f"{stem}:{n}" for n in range(chunks))),))
+
+
+def _line(summary: RolloutSummary) -> str:
+    outcome = summary.outcome
+    reward = "no reward" if summary.reward is None else f"reward {summary.reward:g}"
+    why = "" if not outcome.message else f" ({outcome.boundary.value}: {outcome.message})"
+    return f"{outcome.state.value}, {reward}, {summary.calls} calls, {summary.sampled_tokens} sampled tokens{why}"
+
+
+def as_job_result(ended: Ended) -> dict[str, Any]:
+    """What Celery and Flower show of a finished job: no tokens, no texts of the task."""
+    return {
+        "rollout_id": ended.rollout_id,
+        "state": ended.result.outcome.state.value,
+        "boundary": ended.result.outcome.boundary.value,
+        "reward": ended.result.reward,
+    }
+
+
+__all__ = ["Ended", "Engine", "Held", "Stop", "as_job_result", "insist", "summary_of"]

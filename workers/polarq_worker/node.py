@@ -1,0 +1,240 @@
+"""The node: registration, heartbeat, leases, drain; it supervises the proxy and lends the engine to Celery."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+import polarq
+from polarq.client import Client
+from polarq.client.states import publish_state
+from polarq.contracts.node import NodeHealth, NodeRecord
+from polarq.errors import LedgerUnavailable, PolarqError
+from polarq.ledger import AsyncLedger, calls_for
+from polarq.settings import Settings
+from polarq.topology import Node, Topology, redis_url
+from polarq_worker.engine import Ended, Engine, Stop, as_job_result
+from polarq_worker.proxy_process import ProxyProcess
+from polarq_worker.services import Services
+from polarq_worker.slots import Slots
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from polarq_worker.pool import EnginePool
+
+log = logging.getLogger("polarq.worker.node")
+
+_ALIVE_FACTOR = 2.5
+"""A node counts as gone after this many missed heartbeats."""
+
+_HEALTH_TIMEOUT_S = 5.0
+
+
+class NodeService:
+    """One worker's node. `start` and `stop` are called on the pool's loop, `run_job` in a job's thread."""
+
+    def __init__(self, app: Celery, pool: EnginePool, node: Node, topology: Topology, settings: Settings) -> None:
+        self.app = app
+        self.pool = pool
+        self.node = node
+        self.topology = topology
+        self.settings = settings
+        self.state_dir = settings.state_dir / node.id
+        self.health = NodeHealth()
+        self.flags: dict[str, str] = {}
+        self.proxy: ProxyProcess | None = None
+        self._started_at = datetime.now(UTC)
+        self._loops: list[asyncio.Task[None]] = []
+        self._waited_for_inference = False
+
+    # --- life
+
+    async def start(self) -> None:
+        """Connects, starts the proxy, announces the node. Raises `PolarqError` with one line that says what to do."""
+        self._make_folders()
+        self.ledger = AsyncLedger(redis_url(self.topology, self.settings), calls_for(self.topology))
+        await self.ledger.do(self.ledger.calls.last_event_id())
+        self.client = Client(self.topology, self.settings, self.app)
+        if self.node.proxy.mode == "embedded":
+            self.proxy = ProxyProcess(self.node.id, self.settings.topology_path, self.state_dir)
+            await self.proxy.start()
+        node = self.node
+        slots = Slots(
+            prepare=node.max_init_workers,
+            ready=node.ready_places,
+            run=node.max_run_workers,
+            post=node.max_postrun_workers,
+        )
+        self.engine = Engine(
+            Services(self.topology, node, self.ledger, slots, self.state_dir, lambda: self.node.proxy_url)
+        )
+        await self._look_at_proxy()
+        await self._announce()
+        gateway = self.topology.gateway
+        self._loops = [
+            asyncio.create_task(self._every(gateway.lease_s / 4, self._renew), name="leases"),
+            asyncio.create_task(self._every(gateway.heartbeat_interval_seconds, self._beat), name="heartbeat"),
+        ]
+        log.info("node %s is up: proxy %s, capacity %d", node.id, node.proxy_url, node.capacity)
+
+    def _make_folders(self) -> None:
+        try:
+            self.state_dir.mkdir(parents=True, exist_ok=True)
+            (self.state_dir / "logs").mkdir(exist_ok=True)
+            (self.state_dir / "rollouts").mkdir(mode=0o700, exist_ok=True)
+        except OSError as exc:
+            raise PolarqError(
+                f"the state folder {self.state_dir} cannot be used ({exc.strerror}); set POLARQ_STATE_DIR to another"
+            ) from None
+
+    async def drain(self, grace_s: float) -> None:
+        """Takes nothing new; lets what runs end within the grace, then gives it back to the queue."""
+        self.engine.stopping = True
+        if self.engine.held:
+            log.info("stopping: %d rollouts in flight get up to %g s", len(self.engine.held), grace_s)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.engine.idle.wait()
+        except TimeoutError:
+            await self.release_all()
+
+    async def release_all(self) -> None:
+        """Gives everything in flight back to the queue now."""
+        self.engine.stopping = True
+        self.engine.stop_all(Stop.RELEASE)
+        await self.engine.idle.wait()
+
+    async def stop(self) -> None:
+        """After the drain: leaves the ledger and stops the proxy."""
+        for loop in self._loops:
+            loop.cancel()
+        if self.proxy is not None:
+            await self.proxy.stop()
+        try:
+            async with asyncio.timeout(5):
+                await self.ledger.do(self.ledger.calls.depart(self.node.id))
+        except (LedgerUnavailable, TimeoutError) as exc:
+            log.warning("could not say goodbye to the ledger (%s); the node's record expires by itself", exc)
+        await self.ledger.aclose()
+        self.client.close()
+
+    # --- jobs
+
+    @property
+    def capacity(self) -> int:
+        """Rollouts that may be in flight now. 0 while draining, paused, stopping, or without an inference server."""
+        if self.engine.stopping or self.flags.get("draining") == "1" or self.flags.get("paused") == "1":
+            return 0
+        return 0 if self.health.inference is False else self.node.capacity
+
+    def run_job(self, rollout_id: str, job_id: str) -> dict[str, Any] | None:
+        """Runs one doorbell in the calling thread; see `polarq.tasks.RolloutRunner`."""
+        ended = self.pool.run(self.engine.run(rollout_id, job_id))
+        if ended is None:
+            return None
+        self._tell(ended)
+        return as_job_result(ended)
+
+    def _tell(self, ended: Ended) -> None:
+        """Celery's result and the callback follow the ledger; that they fail costs nobody a rollout."""
+        try:
+            publish_state(self.app, self.client, ended.task_id)
+        except Exception:
+            log.exception("task %s: its Celery result could not be written; the ledger has it", ended.task_id)
+        if ended.finished and ended.callback:
+            self.pool.call(self._call_back(ended.task_id))
+
+    async def _call_back(self, task_id: str) -> None:
+        from polarq.callback import deliver_callback
+
+        await deliver_callback(self.ledger, task_id, self.topology, self.settings)
+
+    # --- loops
+
+    async def _every(self, period_s: float, step: Any) -> None:
+        """Calls `step` once a period. A step that fails is logged and tried again: the loop never ends by itself."""
+        due = time.monotonic()
+        while True:
+            due = max(due + period_s, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
+            try:
+                await step()
+            except LedgerUnavailable as exc:
+                log.warning("%s", exc)
+            except Exception:
+                log.exception("node %s: %s failed", self.node.id, step.__name__)
+
+    async def _renew(self) -> None:
+        held = self.engine.leases
+        if not held:
+            return
+        answers = await self.ledger.do(self.ledger.calls.renew(held, self.topology.gateway.lease_s))
+        for (rollout_id, _), answer in zip(held, answers, strict=True):
+            rollout = self.engine.held.get(rollout_id)
+            if rollout is not None and answer != "ok":
+                rollout.stop(Stop.CANCEL if answer == "cancel" else Stop.LOST)
+
+    async def _beat(self) -> None:
+        await self._look_at_proxy()
+        await self._announce()
+        self.pool.wake()
+
+    async def _announce(self) -> None:
+        alive_s = self.topology.gateway.heartbeat_interval_seconds * _ALIVE_FACTOR
+        self.flags = await self.ledger.do(self.ledger.calls.announce(self.record(), alive_s))
+
+    def record(self) -> NodeRecord:
+        """What this node says of itself."""
+        node, endpoint = self.node, self.node.endpoints[0]
+        return NodeRecord(
+            node_id=node.id,
+            max_init_workers=node.max_init_workers,
+            max_run_workers=node.max_run_workers,
+            max_postrun_workers=node.max_postrun_workers,
+            metrics=self.engine.services.slots.metrics(),
+            proxy_url=node.proxy_url,
+            inference_url=endpoint.base_url,
+            engine=endpoint.engine,
+            model=node.model_served or endpoint.model,
+            labels=node.labels,
+            health=self.health,
+            version=polarq.__version__,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            started_at=self._started_at,
+            last_seen_at=datetime.now(UTC),
+        )
+
+    async def _look_at_proxy(self) -> None:
+        """Asks the proxy how it and the inference behind it are. Without inference nothing new is taken."""
+        before = self.health.inference
+        self.health = await self._health()
+        if self.health.inference is False and before is not False:
+            log.error("node %s takes no rollouts: %s", self.node.id, self.health.message)
+        elif self.health.inference and before is False:
+            log.info("node %s: inference is back", self.node.id)
+
+    async def _health(self) -> NodeHealth:
+        try:
+            async with httpx.AsyncClient(timeout=_HEALTH_TIMEOUT_S, trust_env=False) as http:
+                answer = (await http.get(f"{self.node.proxy_url}/health")).json()
+        except (httpx.HTTPError, ValueError) as exc:
+            text = f"the proxy at {self.node.proxy_url} does not answer: {type(exc).__name__}"
+            return NodeHealth(proxy=False, inference=self.health.inference, message=text)
+        return read_health(answer)
+
+
+def read_health(answer: Any) -> NodeHealth:
+    """The proxy's /health as a node's health."""
+    inference = answer.get("inference") if isinstance(answer, dict) else None
+    if not isinstance(inference, dict):
+        return NodeHealth(proxy=True)
+    return NodeHealth(proxy=True, inference=inference.get("ok"), message=str(inference.get("message") or ""))

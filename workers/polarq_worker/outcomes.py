@@ -1,0 +1,75 @@
+"""One place for how a rollout's end is judged: state, boundary, reason, and whether a trainer may use it."""
+
+from __future__ import annotations
+
+from polarq.contracts.rollout import Boundary, ExecKind, HarnessReport, Outcome, Reward, RolloutState
+from polarq.contracts.trajectory import Trajectory
+from polarq.store.grants import GrantUse
+
+
+class StageFailed(Exception):
+    """A stage ended the rollout. Data, not a fault of the worker."""
+
+    def __init__(self, state: RolloutState, boundary: Boundary, reason: str, message: str) -> None:
+        self.outcome = Outcome(state=state, boundary=boundary, reason=reason, message=one_line(message))
+        super().__init__(message)
+
+
+def failed(boundary: Boundary, reason: str, message: str) -> StageFailed:
+    return StageFailed(RolloutState.FAILED, boundary, reason, message)
+
+
+def timed_out(boundary: Boundary, stage: str, budget_s: float) -> StageFailed:
+    message = f"{stage} did not end within its budget of {budget_s:g} s"
+    return StageFailed(RolloutState.TIMED_OUT, boundary, f"{stage}_timeout", message)
+
+
+def one_line(text: str, limit: int = 500) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def harness_outcome(report: HarnessReport, use: GrantUse, trajectory: Trajectory) -> Outcome:
+    """How the agent stage ended, before scoring.
+
+    A harness's exit code is not a verdict: a rollout whose harness ended badly is still scored when the model was
+    sampled, because the work tree is what counts. It is not scored when the failure is not the policy's own doing: the
+    harness never reached the model, or the model's answers failed.
+    """
+    if report.ok:
+        return Outcome(state=RolloutState.COMPLETED)
+    last = report.steps[-1] if report.steps else None
+    why = last.message if last is not None else "the harness did not start"
+    if use.faults and not (
+        last is not None and last.kind is ExecKind.TIMED_OUT and trajectory.fidelity.trainable_tokens
+    ):
+        message = f"{use.faults} model call(s) failed, the last one: {use.last_fault}"
+        return Outcome(
+            state=RolloutState.FAILED, boundary=Boundary.MODEL, reason="model_failed", message=one_line(message)
+        )
+    if last is not None and last.kind is ExecKind.TIMED_OUT:
+        return Outcome(
+            state=RolloutState.TIMED_OUT, boundary=Boundary.HARNESS, reason="agent_timeout", message=one_line(why)
+        )
+    reason = "harness_" + (last.kind.value if last is not None else "could_not_start")
+    boundary = Boundary.RUNTIME if last is not None and last.kind is ExecKind.SANDBOX_LOST else Boundary.HARNESS
+    return Outcome(state=RolloutState.FAILED, boundary=boundary, reason=reason, message=one_line(why))
+
+
+def worth_scoring(outcome: Outcome, trajectory: Trajectory) -> bool:
+    """Whether an evaluator should judge this rollout (see `harness_outcome`)."""
+    if outcome.state is RolloutState.COMPLETED:
+        return True
+    return outcome.boundary is Boundary.HARNESS and trajectory.fidelity.sampled_tokens > 0
+
+
+def final_outcome(outcome: Outcome, trajectory: Trajectory, reward: Reward | None, *, scored: bool) -> Outcome:
+    """The outcome with its trainable flag: trainable tokens, the policy's own doing, and a reward where one was due."""
+    own_doing = outcome.state is RolloutState.COMPLETED or outcome.boundary is Boundary.HARNESS
+    tokens = trajectory.fidelity.trainable_tokens > 0
+    reason = outcome.reason
+    if outcome.state is RolloutState.COMPLETED and not tokens:
+        reason = "no_model_calls" if trajectory.fidelity.calls == 0 else "no_trainable_tokens"
+    return outcome.model_copy(
+        update={"trainable": own_doing and tokens and (reward is not None or not scored), "reason": reason}
+    )

@@ -1,0 +1,158 @@
+"""The Celery pool: one thread per rollout in flight, all waiting on one asyncio loop.
+
+Celery hands a pool its tracer, a synchronous closure, so each job needs a thread to stand in; the work itself runs on
+the engine's loop. What the stock thread pool cannot do, and this one does (each measured as a fault of the former):
+
+- a job that ends while Redis is away frees its slot: whatever escapes the tracer goes to `error_callback`;
+- `revoke(terminate=True)` and a cold stop cancel the job: each job has its own slot number as its process id;
+- the capacity is live: `num_processes` is read before every fetch, so 0 pauses and a larger number takes more;
+- a freed slot is used at once: the worker's hub is woken when a job ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from billiard.einfo import ExceptionInfo
+from celery.concurrency.base import BasePool, apply_target
+from celery.concurrency.thread import ApplyResult
+
+log = logging.getLogger("polarq.worker.pool")
+
+T = TypeVar("T")
+
+HARD_CAP = 8192
+"""Threads at most: far above any sensible capacity, so that a live change of it never meets a wall."""
+
+_ERROR_TRIES = 20
+
+
+class EnginePool(BasePool):
+    """See the module. Chosen by the app's settings; needs no flag."""
+
+    signal_safe = False
+    body_can_be_buffer = True
+    is_green = False
+
+    def on_start(self) -> None:
+        self.loop = _new_loop()
+        self._loop_thread = threading.Thread(target=self.loop.run_forever, name="polarq-engine", daemon=True)
+        self._loop_thread.start()
+        self._executor = ThreadPoolExecutor(HARD_CAP, thread_name_prefix="polarq-job")
+        self._slots = itertools.count(1)
+        self._futures: dict[int, Future[Any]] = {}
+        self._current = threading.local()
+        self._wake_hub: Callable[[], None] = lambda: None
+        self.capacity: Callable[[], int] | None = None
+        """Set by the node: how many rollouts may be in flight now. Without it, Celery's own number holds."""
+        self.on_warm_stop: Callable[[], None] = lambda: None
+        """Set by the node: called when a warm stop begins; returns when the jobs have ended or were given back."""
+
+    @property
+    def num_processes(self) -> int:
+        return self.limit if self.capacity is None else self.capacity()
+
+    def grow(self, n: int = 1) -> None:
+        self.limit += n
+
+    def shrink(self, n: int = 1) -> None:
+        self.limit = max(0, self.limit - n)
+
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """`wake` makes the consumer look again whether there is a free slot."""
+        self._wake_hub = wake
+
+    def wake(self) -> None:
+        self._wake_hub()
+
+    def on_apply(
+        self,
+        target: Callable[..., Any],
+        args: Any = None,
+        kwargs: Any = None,
+        callback: Any = None,
+        accept_callback: Any = None,
+        error_callback: Any = None,
+        **_: Any,
+    ) -> ApplyResult:
+        slot = next(self._slots)
+
+        def job() -> None:
+            self._current.slot = slot
+            try:
+                apply_target(target, args, kwargs, callback, accept_callback, pid=slot)
+            except BaseException:
+                self._report(ExceptionInfo(), error_callback)
+            finally:
+                self._futures.pop(slot, None)
+                self._wake_hub()
+
+        return ApplyResult(self._executor.submit(job))
+
+    def _report(self, info: Any, error_callback: Any) -> None:
+        """Tells Celery that a job broke. Redis may be the very reason, so this is tried for a while, then logged."""
+        if error_callback is None:
+            log.error("a job broke outside its task: %s", info)
+            return
+        pause = threading.Event()
+        for tries in range(_ERROR_TRIES):
+            try:
+                error_callback(info)
+            except Exception as exc:
+                log.warning("cannot report a broken job yet: %s", exc)
+                pause.wait(min(5.0, 0.2 * 2**tries))
+            else:
+                return
+        log.error("a broken job could not be reported: %s", info)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs `work` on the engine's loop and waits for it, in a job's thread. Cancelling the job cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        slot = getattr(self._current, "slot", None)
+        if slot is not None:
+            self._futures[slot] = future
+        return future.result()
+
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Runs `work` on the loop from any other thread."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+
+    def terminate_job(self, pid: int, signal: Any = None) -> None:
+        future = self._futures.get(pid)
+        if future is not None:
+            future.cancel()
+
+    def on_stop(self) -> None:
+        self.on_warm_stop()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._stop_loop()
+
+    def on_terminate(self) -> None:
+        for future in list(self._futures.values()):
+            future.cancel()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._stop_loop()
+
+    def _stop_loop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._loop_thread.join(timeout=5)
+
+    def _get_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = super()._get_info()
+        info.update({"max-concurrency": self.num_processes, "in-flight": len(self._futures)})
+        return info
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

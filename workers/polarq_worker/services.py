@@ -1,0 +1,32 @@
+"""What the walk of a rollout needs from its node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from polarq.ledger import AsyncLedger
+from polarq.topology import Node, Topology
+from polarq_worker.slots import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """One node's parts, shared by all its rollouts."""
+
+    topology: Topology
+    node: Node
+    ledger: AsyncLedger
+    slots: Slots
+    state_dir: Path
+    proxy_url: Callable[[], str]
+    """Address under which sandboxes reach the node's proxy now."""
+
+    @property
+    def rollouts_dir(self) -> Path:
+        return self.state_dir / "rollouts"
+
+    @property
+    def logs_dir(self) -> Path:
+        return self.state_dir / "logs"

@@ -1,0 +1,381 @@
+"""One attempt of one rollout, stage by stage: queue, prepare, ready, run, build, evaluate, teardown.
+
+It always ends in a `RolloutResult`. Each stage has its own budget, so what one stage used up never costs another, and
+whatever the model sampled becomes a (partial) trajectory, however the rollout ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from polarq.registry import plugin
+
+from polarq.contracts.rollout import (
+    Boundary,
+    HarnessReport,
+    Outcome,
+    Reward,
+    RolloutResult,
+    RolloutState,
+    Timing,
+)
+from polarq.contracts.specs import PrepareAction, RuntimeSpec
+from polarq.contracts.task import StageBudgets
+from polarq.contracts.trajectory import Trajectory
+from polarq.errors import EvaluatorFault, HarnessFault, InvalidInput, PolarqError, RuntimeFault, UnknownPlugin
+from polarq.ledger import Claim
+from polarq.store.completions import read_completions
+from polarq.store.grants import GrantSpec, GrantUse, close_grant, open_grant
+from polarq.trajectory.base import Builder, rewarded
+from polarq_worker.evaluators.base import EvaluationContext, Evaluator
+from polarq_worker.evaluators.create import create_evaluator
+from polarq_worker.harnesses.base import Harness, HarnessContext, harness_env, run_harness
+from polarq_worker.harnesses.create import create_harness
+from polarq_worker.outcomes import (
+    StageFailed,
+    failed,
+    final_outcome,
+    harness_outcome,
+    one_line,
+    timed_out,
+    worth_scoring,
+)
+from polarq_worker.runtimes.base import Runtime
+from polarq_worker.runtimes.create import create_runtime
+from polarq_worker.services import Services
+from polarq_worker.stages.prepare import PrepareFailed, prepare
+
+log = logging.getLogger("polarq.worker.walk")
+
+_GRANT_MARGIN_S = 120.0
+"""A grant outlives the agent's budget by this much at most, should nobody close it."""
+
+
+class LeaseLost(Exception):
+    """Somebody else has this rollout now: stop, and commit nothing."""
+
+
+class CancelRequested(Exception):
+    """The ledger says: stop."""
+
+
+class Walk:
+    """See the module. `run` is called once; cancelling it stops the rollout wherever it is, with a clean teardown."""
+
+    def __init__(self, claim: Claim, services: Services) -> None:
+        self.claim = claim
+        self.services = services
+        self.task = claim.task
+        self.budgets: StageBudgets = claim.task.budgets()
+        self.timing: dict[str, float] = {"queue_s": claim.waited_s}
+        self.runtimes: list[Runtime] = []
+        self.secret: str | None = None
+        self.use = GrantUse()
+        self.builder: Builder | None = None
+        self.harness: HarnessReport | None = None
+        self.trajectory: Trajectory | None = None
+        self.reward: Reward | None = None
+        self.stopped_by = Outcome(
+            state=RolloutState.CANCELLED, boundary=Boundary.CONTROL, reason="cancelled", message="cancelled on request"
+        )
+        """What a cancellation of `run` means; the engine sets it before it cancels."""
+        self._began = time.monotonic()
+
+    @property
+    def rollout_id(self) -> str:
+        return self.claim.rollout_id
+
+    async def run(self) -> RolloutResult:
+        """The result of this attempt. Raises `LeaseLost` only."""
+        try:
+            outcome = await self._stages()
+        except StageFailed as exc:
+            outcome = exc.outcome
+        except (asyncio.CancelledError, CancelRequested):
+            outcome = self.stopped_by
+        except LeaseLost:
+            await self._teardown()
+            raise
+        except PolarqError as exc:
+            outcome = Outcome(state=RolloutState.FAILED, boundary=Boundary.NODE, reason="node_error", message=str(exc))
+        except Exception as exc:
+            log.exception("rollout %s: an error in the worker itself", self.rollout_id)
+            message = one_line(f"{type(exc).__name__}: {exc}")
+            outcome = Outcome(
+                state=RolloutState.FAILED, boundary=Boundary.NODE, reason="internal_error", message=message
+            )
+        outcome = await self._keep_what_was_sampled(outcome)
+        await self._teardown()
+        return self._result(outcome)
+
+    # --- the stages
+
+    async def _stages(self) -> Outcome:
+        budget = self.budgets.queue_s
+        if budget is not None and self.claim.waited_s > budget:
+            raise timed_out(Boundary.QUEUE, "queue", budget)
+        harness, evaluator = self._plugins()
+        slots = self.services.slots
+        async with slots.preparing():
+            runtime, baseline = await self._prepare(evaluator)
+        await self._enter(RolloutState.READY)
+        ready_since = time.monotonic()
+        async with slots.running():
+            self.timing["ready_s"] = time.monotonic() - ready_since
+            await self._enter(RolloutState.RUNNING)
+            self.harness = await self._run(harness, runtime)
+        async with slots.post():
+            await self._enter(RolloutState.BUILDING)
+            trajectory = await self._build()
+            outcome = harness_outcome(self.harness, self.use, trajectory)
+            scored = evaluator is not None and worth_scoring(outcome, trajectory)
+            if evaluator is not None and scored:
+                await self._enter(RolloutState.EVALUATING)
+                await self._evaluate(evaluator, runtime, baseline)
+            return final_outcome(outcome, trajectory, self.reward, scored=evaluator is not None)
+
+    def _plugins(self) -> tuple[Harness, Evaluator | None]:
+        """The task's plug-ins, before anything is started: a name that is not installed costs no sandbox."""
+        allowed = self.services.topology.security.allowed_modules
+        task = self.task
+        try:
+            self.builder = plugin("builders", task.builder.strategy)(task.builder.config)
+            evaluator = create_evaluator(task.evaluator, allowed) if task.evaluator is not None else None
+            return create_harness(task.agent, allowed), evaluator
+        except (UnknownPlugin, InvalidInput, HarnessFault, EvaluatorFault, ValueError) as exc:
+            raise failed(Boundary.TASK, "unusable_task", str(exc)) from exc
+
+    async def _prepare(self, evaluator: Evaluator | None) -> tuple[Runtime, dict[str, Any]]:
+        budget = self.budgets.prepare_s
+        with self._timed("prepare_s"):
+            try:
+                async with asyncio.timeout(budget):
+                    runtime = await self._start_runtime(self._spec(), self._spec().prepare, "agent", budget)
+                    baseline: dict[str, Any] = {}
+                    if evaluator is not None:
+                        baseline = await evaluator.baseline(runtime, self._sandbox_env(runtime), budget)
+                    return runtime, baseline
+            except TimeoutError:
+                raise timed_out(Boundary.PREPARE, "prepare", budget) from None
+            except PrepareFailed as exc:
+                if exc.timed_out:
+                    raise timed_out(Boundary.PREPARE, "prepare", budget) from exc
+                raise failed(Boundary.PREPARE, "prepare_failed", str(exc)) from exc
+            except (RuntimeFault, UnknownPlugin) as exc:
+                raise failed(Boundary.RUNTIME, "runtime_failed", str(exc)) from exc
+            except EvaluatorFault as exc:
+                raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
+
+    async def _run(self, harness: Harness, runtime: Runtime) -> HarnessReport:
+        budget = self.budgets.agent_s
+        grant = GrantSpec(
+            rollout_id=self.rollout_id,
+            task_id=self.task.task_id,
+            attempt=self.claim.attempt,
+            token=self.claim.token,
+            node_id=self.services.node.id,
+            model=self.services.node.model_served,
+        )
+        ledger = self.services.ledger
+        self.secret = await open_grant(ledger.redis, ledger.calls.keys, grant, budget + _GRANT_MARGIN_S)
+        base_url = f"{self.services.proxy_url()}/s/{self.secret}"
+        context = HarnessContext(
+            task=self.task,
+            rollout_id=self.rollout_id,
+            instruction_path=f"{runtime.layout.session_dir}/instruction.txt",
+            base_url=base_url,
+            api_key=self.secret,
+            layout=runtime.layout,
+            env=harness_env(
+                self.task, rollout_id=self.rollout_id, base_url=base_url, api_key=self.secret, layout=runtime.layout
+            ),
+        )
+        with self._timed("agent_s"):
+            try:
+                return await run_harness(harness, runtime, context, timeout_s=budget)
+            except HarnessFault as exc:
+                raise failed(Boundary.HARNESS, "harness_could_not_start", str(exc)) from exc
+            except RuntimeFault as exc:
+                raise failed(Boundary.RUNTIME, "runtime_failed", str(exc)) from exc
+
+    async def _build(self) -> Trajectory:
+        budget = self.budgets.build_s
+        with self._timed("build_s"):
+            try:
+                async with asyncio.timeout(budget):
+                    self.trajectory = await self._trajectory()
+                    return self.trajectory
+            except TimeoutError:
+                raise timed_out(Boundary.BUILDER, "build", budget) from None
+            except PolarqError:
+                raise
+            except ValueError as exc:
+                raise failed(Boundary.BUILDER, "builder_failed", str(exc)) from exc
+
+    async def _trajectory(self) -> Trajectory:
+        """Closes the record, then builds from it: nothing that comes later can change what was built."""
+        ledger, claim = self.services.ledger, self.claim
+        keys = ledger.calls.keys
+        if self.secret is not None:
+            self.use = await close_grant(ledger.redis, keys, self.secret)
+            self.secret = None
+        calls = await read_completions(ledger.redis, keys, claim.rollout_id, claim.attempt, claim.token)
+        assert self.builder is not None
+        return await asyncio.to_thread(self.builder.build, calls, {"task_metadata": self.task.metadata})
+
+    async def _evaluate(self, evaluator: Evaluator, runtime: Runtime, baseline: dict[str, Any]) -> None:
+        budget = self.budgets.evaluate_s
+        assert self.trajectory is not None
+        assert self.harness is not None
+
+        async def fresh() -> Runtime:
+            spec = self._spec()
+            actions = spec.prepare if spec.eval_prepare is None else spec.eval_prepare
+            return await self._start_runtime(spec, actions, "eval", budget)
+
+        context = EvaluationContext(
+            task=self.task,
+            rollout_id=self.rollout_id,
+            trajectory=self.trajectory,
+            harness=self.harness,
+            runtime=runtime,
+            env=self._sandbox_env(runtime),
+            timeout_s=budget,
+            baseline=baseline,
+            fresh_runtime=fresh,
+        )
+        with self._timed("evaluate_s"):
+            try:
+                async with asyncio.timeout(budget):
+                    self.reward = await evaluator.evaluate(context)
+                    self.trajectory = rewarded(self.trajectory, self.reward)
+            except TimeoutError:
+                raise timed_out(Boundary.EVALUATOR, "evaluate", budget) from None
+            except EvaluatorFault as exc:
+                raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
+            except PrepareFailed as exc:
+                raise failed(Boundary.EVALUATOR, "evaluator_failed", f"fresh sandbox: {exc}") from exc
+            except (RuntimeFault, ValueError) as exc:
+                raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
+
+    # --- their parts
+
+    def _spec(self) -> RuntimeSpec:
+        spec = self.task.runtime or self.services.node.default_runtime
+        if spec is None:
+            text = f"the task names no runtime and node '{self.services.node.id}' has no default_runtime"
+            raise failed(Boundary.TASK, "no_runtime", text)
+        return spec
+
+    async def _start_runtime(
+        self, spec: RuntimeSpec, actions: list[PrepareAction], role: str, budget_s: float
+    ) -> Runtime:
+        claim = self.claim
+        name = f"{claim.rollout_id}-{claim.token}-{role}"
+        root = self.services.rollouts_dir / name
+        security = self.services.topology.security
+        runtime = create_runtime(spec, runtime_id=name, root=root, security=security)
+        self.runtimes.append(runtime)
+        await runtime.start()
+        env = self._sandbox_env(runtime)
+        await prepare(runtime, actions, env=env, timeout_s=budget_s, upload_roots=security.upload_roots)
+        return runtime
+
+    def _sandbox_env(self, runtime: Runtime) -> dict[str, str]:
+        """The environment of prepare and evaluation: no secret in it, and no model to be reached."""
+        return harness_env(
+            self.task, rollout_id=self.rollout_id, base_url="http://127.0.0.1:9", api_key="none", layout=runtime.layout
+        )
+
+    async def _enter(self, state: RolloutState) -> None:
+        ledger = self.services.ledger
+        answer = await ledger.do(ledger.calls.advance(self.rollout_id, self.claim.token, state))
+        if answer == "lost":
+            raise LeaseLost(self.rollout_id)
+        if answer == "cancel":
+            raise CancelRequested(self.rollout_id)
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timing[stage] = time.monotonic() - began
+
+    # --- the end
+
+    async def _keep_what_was_sampled(self, outcome: Outcome) -> Outcome:
+        """Builds the partial trajectory of a rollout that was stopped before its build stage."""
+        if self.trajectory is not None or "agent_s" not in self.timing:
+            return outcome
+        try:
+            async with asyncio.timeout(self.budgets.build_s):
+                self.trajectory = await self._trajectory()
+        except (PolarqError, ValueError, TimeoutError) as exc:
+            log.warning("rollout %s: no partial trajectory: %s", self.rollout_id, exc)
+            text = one_line(f"{outcome.message}; the partial trajectory could not be built: {exc}")
+            return outcome.model_copy(update={"message": text})
+        return outcome
+
+    async def _teardown(self) -> None:
+        """Stops whatever was started, under its own budget; never raises."""
+        began = time.monotonic()
+        budget = self.budgets.teardown_s
+        if self.secret is not None:
+            await self._quietly("close the grant", self._close_grant(), budget)
+        for runtime in self.runtimes:
+            self._keep_logs(runtime)
+        await asyncio.gather(*(self._quietly("stop the sandbox", r.stop(), budget) for r in self.runtimes))
+        self.timing["teardown_s"] = time.monotonic() - began
+
+    async def _close_grant(self) -> None:
+        ledger = self.services.ledger
+        assert self.secret is not None
+        await close_grant(ledger.redis, ledger.calls.keys, self.secret)
+
+    async def _quietly(self, what: str, work: Any, budget_s: float) -> None:
+        try:
+            async with asyncio.timeout(budget_s):
+                await work
+        except Exception as exc:
+            log.error("rollout %s: could not %s: %s: %s", self.rollout_id, what, type(exc).__name__, exc)
+
+    def _keep_logs(self, runtime: Runtime) -> None:
+        source = runtime.host_log_dir
+        if not source.is_dir():
+            return
+        target = self.services.logs_dir / f"{self.rollout_id}-{self.claim.token}" / runtime.runtime_id
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        except (OSError, shutil.Error) as exc:
+            log.warning("rollout %s: its logs could not be kept: %s", self.rollout_id, exc)
+
+    def _result(self, outcome: Outcome) -> RolloutResult:
+        claim, task = self.claim, self.task
+        self.timing["total_s"] = time.monotonic() - self._began
+        return RolloutResult(
+            rollout_id=claim.rollout_id,
+            task_id=task.task_id,
+            run_id=task.run_id,
+            index=int(claim.rollout_id.rpartition(".")[2]),
+            attempt=claim.attempt,
+            node_id=self.services.node.id,
+            outcome=outcome,
+            reward=self.reward if outcome.boundary is not Boundary.EVALUATOR else None,
+            trajectory=self.trajectory,
+            harness=self.harness,
+            timing=Timing(**{k: round(v, 6) for k, v in self.timing.items()}),
+            started_at=claim.claimed_at,
+            # The server's clock at the claim, and the monotonic one since: no host's wall clock is believed.
+            ended_at=claim.claimed_at + timedelta(seconds=self.timing["total_s"]),
+            metadata=task.metadata,
+        )
