@@ -16,12 +16,11 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from billiard.einfo import ExceptionInfo
 from celery.concurrency.base import BasePool, apply_target
-from celery.concurrency.thread import ApplyResult
 
 log = logging.getLogger("polarq.worker.pool")
 
@@ -31,6 +30,19 @@ HARD_CAP = 8192
 """Threads at most: far above any sensible capacity, so that a live change of it never meets a wall."""
 
 _ERROR_TRIES = 20
+
+
+class ApplyResult:
+    """What Celery holds of a job handed to the pool."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def get(self, timeout: float | None = None) -> None:
+        return self._future.result(timeout)
+
+    def wait(self, timeout: float | None = None) -> None:
+        wait([self._future], timeout)
 
 
 class EnginePool(BasePool):
@@ -144,9 +156,11 @@ class EnginePool(BasePool):
         self._loop_thread.join(timeout=5)
 
     def _get_info(self) -> dict[str, Any]:
-        info: dict[str, Any] = super()._get_info()
-        info.update({"max-concurrency": self.num_processes, "in-flight": len(self._futures)})
-        return info
+        return {
+            "implementation": f"{type(self).__module__}:{type(self).__name__}",
+            "max-concurrency": self.num_processes,
+            "in-flight": len(self._futures),
+        }
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

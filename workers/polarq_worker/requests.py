@@ -10,7 +10,6 @@ from celery.worker.request import Request
 class QuietRequest(Request):
     """A Celery request whose arguments are not shown, whatever its sender put into the headers."""
 
-    def __init__(self, message: Any, *args: Any, headers: Any = None, **kwargs: Any) -> None:
-        given = message.headers if headers is None else headers
-        quiet = {**given, "argsrepr": "(<task>)", "kwargsrepr": "{}"}
-        super().__init__(message, *args, headers=quiet, **kwargs)
+    def __init__(self, message: Any, **kwargs: Any) -> None:
+        given = kwargs.pop("headers", None) or message.headers
+        super().__init__(message, headers={**given, "argsrepr": "(<task>)", "kwargsrepr": "{}"}, **kwargs)

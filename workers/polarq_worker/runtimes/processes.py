@@ -1,0 +1,206 @@
+"""The worker's end of a sandbox's warden: starts commands, learns how they ended, kills trees."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from polarq.errors import RuntimeFault
+
+WARDEN = Path(__file__).with_name("warden.py")
+SPAWN_THREADS = 4
+KILL_S = 10.0
+"""How long the kernel may take to end killed processes (one in uninterruptible I/O cannot be killed before it returns)."""
+
+_spawners = ThreadPoolExecutor(SPAWN_THREADS, thread_name_prefix="polarq-spawn")
+"""Starting a process blocks for milliseconds, and hundreds may start at once: never on the event loop, few at a time."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """What a command gets as its 0, 1 and 2; closed here as soon as the command has them."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+
+    def close(self) -> None:
+        for fd in (self.stdin, self.stdout, self.stderr):
+            os.close(fd)
+
+
+class CouldNotStart(Exception):
+    """The command's program was not reached. `stage` is fork, chdir or exec."""
+
+    def __init__(self, stage: str, number: int) -> None:
+        self.stage = stage
+        self.number = number
+        super().__init__(f"{stage}: {os.strerror(number)}")
+
+
+class WardenLost(Exception):
+    """The sandbox's warden is gone, and with it what it kept."""
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Finishes `work` even when this task is cancelled (once or many times), then lets the cancellation go on."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as exc:
+            if task.cancelled():
+                raise
+            cancelled = exc
+        except Exception:
+            break
+    if cancelled is not None:
+        task.exception()
+        raise cancelled
+    return task.result()
+
+
+class Command:
+    """One started command: its end, and its whole tree's."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def started(self) -> None:
+        """Raises `CouldNotStart` or `WardenLost`."""
+        words = (await self._reader.readline()).split()
+        if words[:1] == [b"failed"]:
+            raise CouldNotStart(words[1].decode(), int(words[2]))
+        if words[:1] != [b"started"]:
+            raise WardenLost
+
+    async def ended(self) -> int:
+        """The exit code of the main process, negative for the signal that killed it. Raises `WardenLost`."""
+        words = (await self._reader.readline()).split()
+        if words[:1] != [b"ended"]:
+            raise WardenLost
+        return os.waitstatus_to_exitcode(int(words[1]))
+
+    async def kill(self) -> bool:
+        """Kills the whole tree; whether the kernel confirmed within `KILL_S` that nothing of it is left."""
+        try:
+            self._writer.write(b"k")
+            await asyncio.wait_for(self._reader.read(), KILL_S)
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            # The keeper was gone before it was told: so is its tree, or the warden's own end will take it.
+            pass
+        self.close()
+        return True
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class ProcessTree:
+    """A warden and all that runs under it."""
+
+    def __init__(self, stderr: Path) -> None:
+        self._stderr = stderr
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._lock = threading.Lock()
+
+    async def start(self) -> None:
+        """Raises `RuntimeFault`."""
+        try:
+            await uninterrupted(self._in_thread(self._spawn))
+        except OSError as exc:
+            raise RuntimeFault(f"a sandbox process could not be started: {exc.strerror}") from exc
+
+    async def run(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], fds: Descriptors) -> Command:
+        """Hands a command to the warden. Raises `WardenLost`; the descriptors are closed in any case."""
+        body = json.dumps({"argv": list(argv), "cwd": cwd, "env": dict(env)}).encode()
+        ours, theirs = socket.socketpair()
+        try:
+            await uninterrupted(self._in_thread(self._send, body, fds, theirs))
+        except BaseException:
+            ours.close()
+            raise
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        return Command(reader, writer)
+
+    async def stop(self) -> bool:
+        """Kills everything under the warden; whether the kernel confirmed within `KILL_S` that nothing is left."""
+        if self._process is None:
+            return True
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        return await uninterrupted(self._in_thread(self._wait))
+
+    def last_words(self) -> str:
+        """What the warden printed before it died, one line."""
+        try:
+            lines = self._stderr.read_text(errors="replace").split("\n")
+        except OSError:
+            return ""
+        return next((line for line in reversed(lines) if line.strip()), "")
+
+    async def _in_thread(self, function: Any, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(_spawners, function, *args)
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, WARDEN.open("rb") as source, self._stderr.open("wb") as stderr:
+            # argv[0] and the script's name keep `pkill -f python` of an agent away from it; through /proc/self/exe
+            # the interpreter still finds its library.
+            self._process = subprocess.Popen(
+                ["/proc/self/exe", "-E", "-s", "-S", "-P", "/proc/self/fd/0", str(theirs.fileno())],
+                executable=sys.executable,
+                stdin=source,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                env={},
+                cwd="/",
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+        self._control = ours
+
+    def _send(self, body: bytes, fds: Descriptors, reply: socket.socket) -> None:
+        try:
+            with self._lock:
+                if self._control is None:
+                    raise WardenLost
+                header = struct.pack("!Q", len(body))
+                handed = [fds.stdin, fds.stdout, fds.stderr, reply.fileno()]
+                socket.send_fds(self._control, [header], handed)
+                self._control.sendall(body)
+        except OSError as exc:
+            if exc.errno in {errno.EPIPE, errno.ECONNRESET, errno.EBADF}:
+                raise WardenLost from exc
+            raise
+        finally:
+            reply.close()
+            fds.close()
+
+    def _wait(self) -> bool:
+        assert self._process is not None
+        try:
+            self._process.wait(KILL_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True

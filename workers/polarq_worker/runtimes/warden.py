@@ -1,0 +1,302 @@
+"""The process that every process of a `local` sandbox descends from. A program of its own; nothing imports it.
+
+    warden.py CONTROL_FD
+
+The worker sends one request a command: eight bytes of length with five descriptors attached (stdin, stdout, stderr, and
+the command's control socket), then a JSON body {argv, cwd, env}. For each the warden forks a keeper, and the keeper forks
+the command. Both are child subreapers (prctl), so a process that daemonises, calls setsid or empties its environment
+is handed to its keeper by the kernel and cannot leave the tree. Having no child left (ECHILD) therefore proves that
+nothing of the command lives, which no scan of /proc can.
+
+A keeper says on the command's socket, a line each: `started <pid>`, or `failed <stage> <errno>`; then `ended <wait status>`;
+and closes it when the last descendant is gone. It kills the whole tree when it reads anything, and when the socket is
+closed by the other side: a worker that dies leaves nothing running. The warden does the same for all keepers together.
+
+It is started with an argv and a process name that no `pkill python` matches, and uses the standard library only.
+"""
+
+import array
+import ctypes
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from typing import NoReturn
+
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+NAME = b"polarq-sandbox"
+DESCRIPTORS = 4
+
+
+def main(control_fd: int) -> None:
+    # The file this program was read from; commands bring their own.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    _prctl(PR_SET_NAME, NAME)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    control = socket.socket(fileno=control_fd)
+    control.set_inheritable(False)
+    wakeup = _wakeup_on_child()
+    while True:
+        ready, _, _ = select.select([control, wakeup], [], [])
+        if wakeup in ready:
+            os.read(wakeup, 4096)
+            _reap()
+        if control in ready:
+            request = _receive(control)
+            if request is None:
+                kill_tree()
+                return
+            body, fds = request
+            if os.fork() == 0:
+                control.close()
+                os.close(wakeup)
+                keep(body, fds)
+            for fd in fds:
+                os.close(fd)
+
+
+def keep(body: bytes, fds: list[int]) -> NoReturn:
+    """Runs one command, reports its end, and stays until none of its descendants is left."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    wakeup = _wakeup_on_child()
+    stdin, stdout, stderr, reply = fds
+    worker = socket.socket(fileno=reply)
+    failure, failure_w = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError as exc:
+        _say(worker, f"failed fork {exc.errno}")
+        os._exit(0)
+    if pid == 0:
+        _become(json.loads(body), (stdin, stdout, stderr), failure_w)
+    for fd in (stdin, stdout, stderr, failure_w):
+        os.close(fd)
+    del body
+    with os.fdopen(failure, "rb") as pipe:
+        failed = pipe.read()
+    if failed:
+        os.waitpid(pid, 0)
+        _say(worker, f"failed {failed.decode()}")
+        os._exit(0)
+    _say(worker, f"started {pid}")
+    while True:
+        ended, alone = _reap_for(pid)
+        if ended is not None:
+            _say(worker, f"ended {ended}")
+        if alone:
+            os._exit(0)
+        ready, _, _ = select.select([worker, wakeup], [], [])
+        if wakeup in ready:
+            os.read(wakeup, 4096)
+        if worker in ready:
+            worker.recv(4096)
+            status = kill_tree(pid)
+            if status is not None:
+                _say(worker, f"ended {status}")
+            os._exit(0)
+
+
+def _become(request: dict[str, object], fds: tuple[int, int, int], failure: int) -> NoReturn:
+    """The child: a session of its own, three descriptors, default signals; then the command's program."""
+    stage = "prepare"
+    try:
+        argv = request["argv"]
+        env = request["env"]
+        assert isinstance(argv, list) and isinstance(env, dict)
+        os.setsid()
+        os.umask(0o022)
+        # Move the three out of the way first: one of them may itself be 0, 1 or 2.
+        high = [os.dup(fd) for fd in fds]
+        for target, fd in enumerate(high):
+            os.dup2(fd, target)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and int(name) != failure:
+                try:
+                    os.close(int(name))
+                except OSError:
+                    continue
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        stage = "chdir"
+        os.chdir(str(request["cwd"]))
+        stage = "exec"
+        os.execvpe(argv[0], argv, env)
+    except OSError as exc:
+        os.write(failure, f"{stage} {exc.errno}".encode())
+    except BaseException:
+        os.write(failure, f"{stage} 0".encode())
+    os._exit(127)
+
+
+def kill_tree(main_pid: int | None = None) -> int | None:
+    """Kills every descendant of this process and reaps them; the wait status of `main_pid` if it was reaped here.
+
+    All are stopped before any is killed, so that none can fork while its siblings die. Ends only when the kernel says
+    that there is no child left.
+    """
+    status = None
+    pause = 0.001
+    while True:
+        stopped: set[tuple[int, int]] = set()
+        for _ in range(100):
+            new = [process for process in descendants(os.getpid()) if process not in stopped]
+            if not new:
+                break
+            for process in new:
+                _signal(process, signal.SIGSTOP)
+            stopped.update(new)
+        for process in stopped:
+            _signal(process, signal.SIGKILL)
+        ended, alone = _reap_for(main_pid)
+        status = ended if ended is not None else status
+        if alone:
+            return status
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+
+
+def descendants(root: int) -> Iterator[tuple[int, int]]:
+    """(pid, start time) of all that descends from `root`, without it."""
+    waiting = [root]
+    while waiting:
+        for pid in _children(waiting.pop()):
+            started = _start_time(pid)
+            if started is not None:
+                yield pid, started
+                waiting.append(pid)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                found.extend(int(child) for child in file.read().split())
+    except FileNotFoundError:
+        # Gone meanwhile, or a kernel without this file.
+        return found if os.path.exists("/proc/self/task/%d/children" % os.getpid()) else _children_by_scan(pid)
+    except (ProcessLookupError, PermissionError):
+        pass
+    return found
+
+
+def _children_by_scan(parent: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            fields = _stat(int(name))
+            if fields and int(fields[1]) == parent:
+                found.append(int(name))
+    return found
+
+
+def _start_time(pid: int) -> int | None:
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """Fields of /proc/PID/stat from the state on (proc(5), fields 3 and up)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
+def _signal(process: tuple[int, int], number: signal.Signals) -> None:
+    """Signals a process through a pidfd, and only if the pid still means the process that was seen."""
+    pid, started = process
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError as exc:
+        if exc.errno == errno.ENOSYS and _start_time(pid) == started:
+            os.kill(pid, number)
+        return
+    try:
+        if _start_time(pid) == started:
+            signal.pidfd_send_signal(handle, number)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def _reap_for(main_pid: int | None) -> tuple[int | None, bool]:
+    """Reaps what has ended: (wait status of `main_pid` if it was among them, whether no child is left)."""
+    status = None
+    while True:
+        try:
+            pid, ended = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return status, True
+        if pid == 0:
+            return status, False
+        if pid == main_pid:
+            status = ended
+
+
+def _reap() -> None:
+    _reap_for(None)
+
+
+def _receive(control: socket.socket) -> tuple[bytes, list[int]] | None:
+    """One request: its body and descriptors; None at the end of the stream."""
+    fds = array.array("i")
+    header, ancillary, _, _ = control.recvmsg(8, socket.CMSG_SPACE(DESCRIPTORS * fds.itemsize))
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    header = header + _read(control, 8 - len(header)) if header else header
+    if len(header) < 8:
+        return None
+    (length,) = struct.unpack("!Q", header)
+    body = _read(control, length)
+    return (body, list(fds)) if len(body) == length and len(fds) == DESCRIPTORS else None
+
+
+def _read(control: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        more = control.recv(min(length - len(data), 1 << 20))
+        if not more:
+            break
+        data += more
+    return bytes(data)
+
+
+def _say(worker: socket.socket, line: str) -> None:
+    try:
+        worker.sendall(line.encode() + b"\n")
+    except OSError:
+        # Nobody listens any more: the closed socket is seen by the next select, which ends the tree.
+        return
+
+
+def _wakeup_on_child() -> int:
+    """A descriptor that becomes readable when a child ends."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    return read
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
+    if libc.prctl(option, argument, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
