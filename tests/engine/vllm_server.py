@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -24,7 +23,6 @@ WARM_UP_DEADLINE_S = 180.0
 """The first request compiles the sampler's kernels, 20 to 40 s, unless the kept cache has them."""
 STOP_GRACE_S = 20.0
 LOG_TAIL_CHARS = 4000
-PR_SET_PDEATHSIG = 1
 
 FLAGS = (
     *("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "8", "--max-model-len", str(MAX_MODEL_LEN)),
@@ -80,16 +78,16 @@ def run_vllm(model_dir: Path, cache: Path, log: Path) -> Iterator[VllmServer]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # the server makes two more processes; they share its group and are stopped with it
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - one system call, which takes no lock
         )
-    try:
-        _wait_until_healthy(base_url, process, log)
-        healthy = time.monotonic()
-        _warm_up(base_url)
-        warm = time.monotonic()
-        yield VllmServer(base_url, model_dir, process.pid, log, healthy - started, warm - healthy)
-    finally:
-        _stop(process)
+    with _guard(process.pid):
+        try:
+            _wait_until_healthy(base_url, process, log)
+            healthy = time.monotonic()
+            _warm_up(base_url)
+            warm = time.monotonic()
+            yield VllmServer(base_url, model_dir, process.pid, log, healthy - started, warm - healthy)
+        finally:
+            _stop(process)
 
 
 def _command(model_dir: Path, base_url: str) -> list[str]:
@@ -126,9 +124,25 @@ def _environment(cache: Path) -> dict[str, str]:
     return os.environ | own
 
 
-def _end_with_parent() -> None:
-    """Run in the child: be told to end when the test run itself is killed and cannot stop the server any more."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+@contextlib.contextmanager
+def _guard(group: int) -> Iterator[None]:
+    """Kill the process group if this process dies inside the block and cannot stop it any more.
+
+    The guard waits for the end of a pipe that only this process holds. A death signal on the server would not do: in
+    start-up it ignores a soft one, and a hard one leaves its children behind.
+    """
+    guard = subprocess.Popen(
+        ["sh", "-c", f"read -r line; kill -s KILL -- -{group}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with guard:
+        try:
+            yield
+        finally:
+            guard.kill()
 
 
 def _free_port() -> int:
