@@ -1,104 +1,102 @@
 """How many rollouts may be in which stage at once.
 
-Preparing and scoring never hold a run slot, and a prepared sandbox that waits for a run slot holds no prepare slot. A
-sandbox is prepared only when it will have somewhere to go: a free run slot, or a place in the bounded ready buffer.
+A rollout takes a seat and moves it from stage to stage. Preparing and scoring never hold a run slot, and a prepared
+sandbox that waits for a run slot holds no prepare slot. A sandbox is prepared only when it will have somewhere to go:
+a free run slot, or a place in the bounded ready buffer. Within a stage, who came first goes first.
+
+Everything happens on one loop and between two awaits, so each move is atomic.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections import Counter, deque
+from typing import Literal, Self
 
 from polarq.contracts.node import StageMetrics
 
+Stage = Literal["prepare", "run", "post"]
 
-@dataclass(slots=True)
-class _Counts:
-    prepare_queue: int = 0
-    preparing: int = 0
-    ready: int = 0
-    running: int = 0
-    post_queue: int = 0
-    post: int = 0
+_WAITING: dict[Stage, str] = {"prepare": "prepare_queue", "run": "ready", "post": "post_queue"}
+"""What a seat counts as while it waits for a stage."""
 
 
 class Slots:
-    """The stage limits of one node, on one loop. Limits may be changed while rollouts run."""
+    """The stage limits of one node. Limits may be changed while rollouts run; call `pump` after it."""
 
     def __init__(self, *, prepare: int, ready: int, run: int, post: int) -> None:
-        self.prepare_limit, self.ready_limit, self.run_limit, self.post_limit = prepare, ready, run, post
-        self._n = _Counts()
-        self._changed = asyncio.Condition()
+        self.limits: dict[Stage, int] = {"prepare": prepare, "run": run, "post": post}
+        self.ready_limit = ready
+        self._held: Counter[str] = Counter()
+        self._queues: dict[Stage, deque[tuple[Seat, asyncio.Future[None]]]] = {
+            "post": deque(),
+            "run": deque(),
+            "prepare": deque(),
+        }
+
+    def seat(self) -> Seat:
+        return Seat(self)
 
     def metrics(self) -> StageMetrics:
-        n = self._n
+        n = self._held
         return StageMetrics(
-            init_queue_depth=n.prepare_queue,
-            init_inflight=n.preparing,
-            ready_depth=n.ready,
-            run_inflight=n.running,
-            postrun_queue_depth=n.post_queue,
-            postrun_inflight=n.post,
+            init_queue_depth=n["prepare_queue"],
+            init_inflight=n["prepare"],
+            ready_depth=n["ready"],
+            run_inflight=n["run"],
+            postrun_queue_depth=n["post_queue"],
+            postrun_inflight=n["post"],
         )
 
-    def _may_prepare(self) -> bool:
-        n = self._n
-        places = self.ready_limit + max(0, self.run_limit - n.running)
-        return n.preparing < self.prepare_limit and n.preparing + n.ready < places
+    def _may_enter(self, stage: Stage) -> bool:
+        if self._held[stage] >= self.limits[stage]:
+            return False
+        if stage != "prepare":
+            return True
+        places = self.ready_limit + max(0, self.limits["run"] - self._held["run"])
+        return self._held["prepare"] + self._held["ready"] < places
 
-    @asynccontextmanager
-    async def preparing(self) -> AsyncIterator[None]:
-        """Holds a prepare slot. What comes out of it waits in `running`, which holds a ready place meanwhile."""
-        async with self._changed:
-            self._n.prepare_queue += 1
-            try:
-                await self._changed.wait_for(self._may_prepare)
-            finally:
-                self._n.prepare_queue -= 1
-            self._n.preparing += 1
-        try:
-            yield
-        finally:
-            await self._leave("preparing")
+    def pump(self) -> None:
+        """Lets in whoever may now go on. A run slot taken frees a ready place, hence the order."""
+        for stage, queue in self._queues.items():
+            while queue and self._may_enter(stage):
+                seat, granted = queue.popleft()
+                if not granted.done():
+                    seat._count_as(stage)
+                    granted.set_result(None)
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Waits in the ready buffer, then holds a run slot."""
-        async with self._changed:
-            self._n.ready += 1
-            try:
-                await self._changed.wait_for(lambda: self._n.running < self.run_limit)
-                self._n.running += 1
-            finally:
-                self._n.ready -= 1
-                self._changed.notify_all()
-        try:
-            yield
-        finally:
-            await self._leave("running")
+    def _wait(self, stage: Stage, seat: Seat) -> asyncio.Future[None]:
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queues[stage].append((seat, granted))
+        self.pump()
+        return granted
 
-    @asynccontextmanager
-    async def post(self) -> AsyncIterator[None]:
-        """Holds a slot for building and scoring."""
-        async with self._changed:
-            self._n.post_queue += 1
-            try:
-                await self._changed.wait_for(lambda: self._n.post < self.post_limit)
-            finally:
-                self._n.post_queue -= 1
-            self._n.post += 1
-        try:
-            yield
-        finally:
-            await self._leave("post")
+    def _shift(self, before: str | None, after: str | None) -> None:
+        if before is not None:
+            self._held[before] -= 1
+        if after is not None:
+            self._held[after] += 1
 
-    async def _leave(self, stage: str) -> None:
-        # Shielded: a slot whose holder is cancelled a second time must still be given back.
-        await asyncio.shield(self._given_back(stage))
 
-    async def _given_back(self, stage: str) -> None:
-        async with self._changed:
-            setattr(self._n, stage, getattr(self._n, stage) - 1)
-            self._changed.notify_all()
+class Seat:
+    """One rollout's place among the stages. Leaving the `with` gives back whatever it holds."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._at: str | None = None
+
+    async def enter(self, stage: Stage) -> None:
+        """Leaves the present stage at once, and waits for a place in the next one."""
+        self._count_as(_WAITING[stage])
+        await self._slots._wait(stage, self)
+
+    def _count_as(self, what: str | None) -> None:
+        self._slots._shift(self._at, what)
+        self._at = what
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._count_as(None)
+        self._slots.pump()

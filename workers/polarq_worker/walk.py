@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from polarq.registry import plugin
-
 from polarq.contracts.rollout import (
     Boundary,
     HarnessReport,
@@ -31,6 +29,7 @@ from polarq.contracts.task import StageBudgets
 from polarq.contracts.trajectory import Trajectory
 from polarq.errors import EvaluatorFault, HarnessFault, InvalidInput, PolarqError, RuntimeFault, UnknownPlugin
 from polarq.ledger import Claim
+from polarq.registry import plugin
 from polarq.store.completions import read_completions
 from polarq.store.grants import GrantSpec, GrantUse, close_grant, open_grant
 from polarq.trajectory.base import Builder, rewarded
@@ -122,24 +121,23 @@ class Walk:
         if budget is not None and self.claim.waited_s > budget:
             raise timed_out(Boundary.QUEUE, "queue", budget)
         harness, evaluator = self._plugins()
-        slots = self.services.slots
-        async with slots.preparing():
+        async with self.services.slots.seat() as seat:
+            await seat.enter("prepare")
             runtime, baseline = await self._prepare(evaluator)
-        await self._enter(RolloutState.READY)
-        ready_since = time.monotonic()
-        async with slots.running():
+            await self._enter(RolloutState.READY)
+            ready_since = time.monotonic()
+            await seat.enter("run")
             self.timing["ready_s"] = time.monotonic() - ready_since
             await self._enter(RolloutState.RUNNING)
             self.harness = await self._run(harness, runtime)
-        async with slots.post():
+            await seat.enter("post")
             await self._enter(RolloutState.BUILDING)
             trajectory = await self._build()
             outcome = harness_outcome(self.harness, self.use, trajectory)
-            scored = evaluator is not None and worth_scoring(outcome, trajectory)
-            if evaluator is not None and scored:
+            if evaluator is not None and worth_scoring(outcome, trajectory):
                 await self._enter(RolloutState.EVALUATING)
                 await self._evaluate(evaluator, runtime, baseline)
-            return final_outcome(outcome, trajectory, self.reward, scored=evaluator is not None)
+            return final_outcome(outcome, self.trajectory or trajectory, self.reward, scored=evaluator is not None)
 
     def _plugins(self) -> tuple[Harness, Evaluator | None]:
         """The task's plug-ins, before anything is started: a name that is not installed costs no sandbox."""

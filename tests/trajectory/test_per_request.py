@@ -1,0 +1,126 @@
+"""Builders: what is kept of what was sampled."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from polarq.contracts import Completion, CompletionLabel, Reward, Trace, VersionSpan
+from polarq.trajectory.base import rewarded
+from polarq.trajectory.per_request import PerRequestBuilder
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def call(seq: int, prompt: list[int], sampled: list[int], **more: Any) -> Completion:
+    return Completion(
+        rollout_id="t.0",
+        attempt=1,
+        seq=seq,
+        completion_id=f"c{seq}",
+        requested_at=NOW,
+        answered_at=NOW,
+        latency_s=0,
+        dialect="openai_chat",
+        path="/v1/chat/completions",
+        request_digest="",
+        prompt_ids=prompt,
+        sampled_ids=sampled,
+        **{
+            "logprobs": [-0.5] * len(sampled),
+            "messages": [{"role": "user", "content": str(i)} for i in range(2 * seq + 1)],
+            **more,
+        },
+    )
+
+
+def build(*calls: Completion) -> Any:
+    return PerRequestBuilder({}).build(calls)
+
+
+def test_each_call_is_a_trace_of_exactly_what_the_engine_saw() -> None:
+    trajectory = build(call(1, [1, 2, 3, 9, 4], [5, 9]), call(0, [1, 2], [3, 9]))
+    assert [(t.prompt_ids, t.response_ids) for t in trajectory.traces] == [([1, 2], [3, 9]), ([1, 2, 3, 9, 4], [5, 9])]
+    assert [t.loss_mask for t in trajectory.traces] == [[1, 1], [1, 1]]
+    assert [t.weight for t in trajectory.traces] == [0.5, 0.5]
+    f = trajectory.fidelity
+    assert (f.calls, f.traces, f.sampled_tokens, f.trainable_tokens, f.breaks) == (2, 2, 4, 4, [])
+
+
+def test_untrainable_calls_are_kept_masked_and_named() -> None:
+    trajectory = build(
+        call(0, [1], [2, 3]),
+        call(1, [1, 2, 3], [4], untrainable="logprob missing at 0", logprobs=[None]),
+        call(2, [1, 2, 3], [5], incomplete=True),
+        call(3, [1, 2, 3], [6], label=CompletionLabel.SIDE),
+    )
+    assert [t.trainable_tokens for t in trajectory.traces] == [2, 0, 0, 0]
+    assert [t.logprobs for t in trajectory.traces[1:]] == [[0.0]] * 3
+    assert [t.weight for t in trajectory.traces] == [1.0, 0.0, 0.0, 0.0]
+    f = trajectory.fidelity
+    assert (f.sampled_tokens, f.trainable_tokens, f.masked_tokens) == (5, 2, 3)
+    assert f.untrainable == {"1": "logprob missing at 0", "2": "incomplete answer", "3": "label side"}
+    assert (f.missing_logprobs, f.incomplete_calls, f.side_calls) == (1, 1, 1)
+
+
+def test_a_call_that_sampled_nothing_makes_no_trace() -> None:
+    trajectory = build(call(0, [1], []), call(1, [1], [2]))
+    assert [t.completion_seqs for t in trajectory.traces] == [[1]]
+    assert trajectory.fidelity.empty_calls == 1
+
+
+def test_a_replay_samples_nothing_new() -> None:
+    trajectory = build(call(0, [1], [2]), call(1, [1], [2], label=CompletionLabel.REPLAY))
+    assert (len(trajectory.traces), trajectory.fidelity.replays, trajectory.fidelity.sampled_tokens) == (1, 1, 1)
+
+
+def test_a_broken_prefix_is_located_and_its_cause_told() -> None:
+    trajectory = build(call(0, [1, 2], [3, 4, 9]), call(1, [1, 2, 3, 5, 9, 7], [8]), call(2, [1, 6, 3], [8]))
+    assert [(b.seq, b.position, b.cause) for b in trajectory.fidelity.breaks] == [
+        (1, 3, "sampled tokens re-encoded"),
+        (2, 1, "prompt re-rendered"),
+    ]
+
+
+def test_versions_are_listed_in_order_of_appearance() -> None:
+    spans = [VersionSpan(version="v1", start=0, end=1), VersionSpan(version="v2", start=1, end=2)]
+    trajectory = build(call(0, [1], [2, 3], weight_versions=spans))
+    assert trajectory.fidelity.versions == ["v1", "v2"]
+    assert trajectory.traces[0].weight_versions == spans
+
+
+def test_an_outcome_reward_reaches_every_trace_and_own_rewards_win() -> None:
+    trajectory = build(call(0, [1], [2]), call(1, [1, 2], [3]))
+    assert [t.reward for t in rewarded(trajectory, Reward(outcome=0.5, evaluator="e")).traces] == [0.5, 0.5]
+    own = Reward(outcome=0.5, trace_rewards=[0.0, 1.0], evaluator="e")
+    assert [t.reward for t in rewarded(trajectory, own).traces] == [0.0, 1.0]
+    with pytest.raises(ValueError, match="1 trace rewards for 2 traces"):
+        rewarded(trajectory, Reward(outcome=0.5, trace_rewards=[0.0], evaluator="e"))
+
+
+def test_no_calls_make_an_empty_trajectory() -> None:
+    trajectory = build()
+    assert (trajectory.traces, trajectory.fidelity.calls) == ([], 0)
+
+
+def test_settings_the_builder_does_not_have_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"takes no settings \(got tokenizer\)"):
+        PerRequestBuilder({"tokenizer": "x"})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"loss_mask": [1]}, {"logprobs": [0.0]}, {"loss_mask": [1, 2]}, {"logprobs": [0.0, float("nan")]}],
+)
+def test_a_trace_that_is_not_aligned_cannot_be_made(wrong: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {
+        "index": 0,
+        "prompt_ids": [1],
+        "response_ids": [2, 3],
+        "loss_mask": [1, 1],
+        "logprobs": [-1.0, -2.0],
+    }
+    with pytest.raises(ValueError, match=r"differ in length|other than 0 and 1|finite"):
+        Trace(**{**fields, **wrong})
