@@ -253,6 +253,12 @@ class Calls:
         command: tuple[Any, ...] = ("HSET", key, flag, "1") if on else ("HDEL", key, flag)
         return Call(lambda _: None, commands=(command,))
 
+    def note(self, kind: str, data: dict[str, Any]) -> Call[None]:
+        """Writes an event that no other step writes (a node that joins or leaves)."""
+        body = json.dumps(data)
+        command = ("XADD", self.keys.events, "MAXLEN", "~", self.events_max, "*", "type", kind, "data", body)
+        return Call(lambda _: None, commands=(command,))
+
     def events(self, after: str, count: int = 500) -> Call[list[Event]]:
         """Events after an id ('0' for the oldest kept)."""
         start = "-" if after in {"0", "0-0"} else f"({after}"

@@ -78,6 +78,7 @@ class NodeService:
         )
         await self._look_at_proxy()
         await self._announce()
+        await self.ledger.do(self.ledger.calls.note("node.joined", {"node_id": node.id}))
         gateway = self.topology.gateway
         self._loops = [
             asyncio.create_task(self._every(gateway.lease_s / 4, self._renew), name="leases"),
@@ -121,6 +122,7 @@ class NodeService:
         try:
             async with asyncio.timeout(5):
                 await self.ledger.do(self.ledger.calls.depart(self.node.id))
+                await self.ledger.do(self.ledger.calls.note("node.left", {"node_id": self.node.id}))
         except (LedgerUnavailable, TimeoutError) as exc:
             log.warning("could not say goodbye to the ledger (%s); the node's record expires by itself", exc)
         await self.ledger.aclose()

@@ -63,8 +63,6 @@ class EnginePool(BasePool):
         self._wake_hub: Callable[[], None] = lambda: None
         self.capacity: Callable[[], int] | None = None
         """Set by the node: how many rollouts may be in flight now. Without it, Celery's own number holds."""
-        self.on_warm_stop: Callable[[], None] = lambda: None
-        """Set by the node: called when a warm stop begins; returns when the jobs have ended or were given back."""
 
     @property
     def num_processes(self) -> int:
@@ -141,7 +139,6 @@ class EnginePool(BasePool):
             future.cancel()
 
     def on_stop(self) -> None:
-        self.on_warm_stop()
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._stop_loop()
 
