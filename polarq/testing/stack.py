@@ -1,0 +1,199 @@
+"""A whole polarq on one machine, each part a real process: Redis, a scripted inference server, workers, their proxies.
+
+For the demo, for tests, for trying a change. Workers are started exactly as an operator starts them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from polarq.client import Client
+from polarq.errors import PolarqError
+from polarq.settings import Settings
+from polarq.testing.program import Program
+from polarq.testing.redis import EmbeddedRedis
+from polarq.topology import Topology, load_topology
+
+START_TIMEOUT_S = 60.0
+
+
+class PartDidNotStart(PolarqError):
+    """A part of the stack ended or stayed silent; its last lines say why."""
+
+
+class LocalStack:
+    """Starts parts in the folder `home` and stops them in reverse order.
+
+    `nodes` overrides the topology's node entries (by default one, `node0`); `sections` adds topology sections.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        scenario: str = "calculator",
+        nodes: Mapping[str, Mapping[str, Any]] | None = None,
+        sections: Mapping[str, Any] | None = None,
+        redis: EmbeddedRedis | None = None,
+        env: Mapping[str, str] | None = None,
+        prefix: str = "polarq",
+    ) -> None:
+        self.home = home
+        self.scenario = scenario
+        self.redis = redis or EmbeddedRedis()
+        self._own_redis = redis is None
+        self._nodes = dict(nodes or {"node0": {}})
+        self._sections = dict(sections or {})
+        self._extra_env = dict(env or {})
+        self._prefix = prefix
+        self.inference: Program | None = None
+        self.inference_url = ""
+        self.workers: dict[str, Program] = {}
+        self._client: Client | None = None
+
+    # --- parts
+
+    def start(self) -> Self:
+        """Everything: Redis, inference, one worker per node. Returns when each is ready."""
+        try:
+            if self._own_redis:
+                self.redis.start()
+            self.start_inference()
+            self.write_topology()
+            for node_id in self._nodes:
+                self.start_worker(node_id, wait=False)
+            for node_id in self._nodes:
+                self.wait_for_node(node_id)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def start_inference(self, port: int = 0) -> None:
+        port_file = self.home / "inference.port"
+        port_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "polarq.testing.inference", "--scenario", self.scenario]
+        command += ["--served-model-name", "scripted", "--port", str(port), "--port-file", str(port_file)]
+        self.inference = Program("inference", command, self.home / "logs" / "inference.log", self.env).start()
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not (port_file.exists() and port_file.read_text().strip()):
+            self._still_runs(self.inference, deadline)
+            time.sleep(0.02)
+        self.inference_url = f"http://127.0.0.1:{port_file.read_text().strip()}"
+
+    @property
+    def topology_path(self) -> Path:
+        return self.home / "topology.yaml"
+
+    def write_topology(self) -> None:
+        nodes = [
+            {
+                "id": node_id,
+                "host": "127.0.0.1",
+                "port": free_port(),
+                "model_served": "scripted",
+                "inference": {"engine": "vllm", "base_url": self.inference_url},
+                "default_runtime": {"backend": "local"},
+                **more,
+            }
+            for node_id, more in self._nodes.items()
+        ]
+        data: dict[str, Any] = {"redis": {"prefix": self._prefix}, **self._sections}
+        data["gateway"] = {"heartbeat_interval_seconds": 1.0, **self._sections.get("gateway", {}), "nodes": nodes}
+        self.topology_path.parent.mkdir(parents=True, exist_ok=True)
+        self.topology_path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of every part, and of whoever wants to talk to the stack."""
+        bin_dir = str(Path(sys.executable).parent)
+        return {
+            **os.environ,
+            "PATH": os.pathsep.join([bin_dir, os.environ.get("PATH", os.defpath)]),
+            "POLARQ_TOPOLOGY": str(self.topology_path),
+            "POLARQ_REDIS_URL": self.redis.url,
+            "POLARQ_STATE_DIR": str(self.home / "state"),
+            **self._extra_env,
+        }
+
+    def start_worker(self, node_id: str = "node0", *, wait: bool = True) -> Program:
+        """`celery -A polarq worker -Q <node_id>`, and nothing else."""
+        command = ["celery", "-A", "polarq", "worker", "-Q", node_id]
+        celery = Path(sys.executable).parent / "celery"
+        command[0] = str(celery) if celery.exists() else "celery"
+        log = self.home / "logs" / f"worker-{node_id}.log"
+        self.workers[node_id] = Program(f"worker {node_id}", command, log, self.env).start()
+        if wait:
+            self.wait_for_node(node_id)
+        return self.workers[node_id]
+
+    def wait_for_node(self, node_id: str = "node0") -> None:
+        """Returns when the node has announced itself under its present process. Raises `PartDidNotStart`."""
+        worker = self.workers[node_id]
+        ledger = self.client.ledger
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            after = ledger.do(ledger.calls.last_event_id())
+            if any(n.node_id == node_id and n.alive and n.pid == worker.pid for n in ledger.nodes()):
+                return
+            self._still_runs(worker, deadline)
+            ledger.wait_events(after, 0.25)
+
+    def _still_runs(self, program: Program, deadline: float) -> None:
+        if program.exit_code is not None:
+            raise PartDidNotStart(f"the {program.name} ended with code {program.exit_code}:\n{program.last_lines()}")
+        if time.monotonic() > deadline:
+            raise PartDidNotStart(
+                f"the {program.name} was not ready within {START_TIMEOUT_S:g} s:\n{program.last_lines()}"
+            )
+
+    # --- using it
+
+    @property
+    def settings(self) -> Settings:
+        return Settings.from_env(self.env)
+
+    @property
+    def topology(self) -> Topology:
+        return load_topology(self.topology_path)
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            self._client = Client(self.topology, self.settings)
+        return self._client
+
+    # --- end
+
+    def stop(self) -> None:
+        """Stops what was started, in reverse order. Never raises for a part that is already gone."""
+        for worker in reversed(self.workers.values()):
+            worker.stop()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if self.inference is not None:
+            self.inference.stop()
+        if self._own_redis:
+            self.redis.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
