@@ -115,7 +115,8 @@ def read_stream(lines: Sequence[str]) -> Answer:
             answer.sampled_ids += choice.get("token_ids") or []
             answer.logprobs += _logprobs(choice)
             answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-            answer.stop_reason = choice.get("stop_reason") or answer.stop_reason
+            if choice.get("stop_reason") is not None:  # 0 is a token id like any other
+                answer.stop_reason = choice["stop_reason"]
             delta = choice["delta"]
             answer.content += delta.get("content") or ""
             answer.reasoning += _reasoning(delta)

@@ -29,11 +29,12 @@ class ReferenceModel:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
         self._torch: Any = torch
         self._model: Any = model.eval()
-        self._end_of_turn_id = int(json.loads((model_dir / "config.json").read_text())["eos_token_id"])
+        self.end_ids: list[int] = json.loads((model_dir / "generation_config.json").read_text())["eos_token_id"]
+        """Every id that ends an answer, the end of a turn first."""
 
     @property
     def end_of_turn_id(self) -> int:
-        return self._end_of_turn_id
+        return self.end_ids[0]
 
     def log_probs(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int]) -> list[float]:
         """The log-probability (natural logarithm, temperature 1) of each sampled id after everything before it."""

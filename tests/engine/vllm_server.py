@@ -29,6 +29,8 @@ FLAGS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
     *("--enable-prompt-tokens-details", "--enable-request-id-headers", "--enable-server-load-tracking"),
     "--enable-scale-out",
+    # What the scripted server's template does by default; without it earlier thinking is dropped from prompts.
+    *("--default-chat-template-kwargs", '{"keep_thinking": true}'),
 )
 
 
