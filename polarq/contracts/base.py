@@ -41,7 +41,8 @@ class Contract(BaseModel):
         known = list(cls.model_fields)
         unknown = [key for key in values if key not in cls.model_fields]
         if unknown:
-            raise PydanticCustomError("unknown_key", "{text}", {"text": "; ".join(_unknown(k, known) for k in unknown)})
+            told = {str(key): _unknown(key, known) for key in unknown}
+            raise PydanticCustomError("unknown_key", "{text}", {"text": "; ".join(told.values()), "keys": told})
         return values
 
     @classmethod

@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from polarq.errors import InvalidTopology
 from polarq.settings import DEFAULT_REDIS_URL, Settings
+from polarq.topology.lines import read_topology
 from polarq.topology.models import Topology
 
 DEFAULT_FILE = Path("topology.yaml")
 
 
+def topology_file(path: Path | None = None, settings: Settings | None = None) -> Path | None:
+    """The file that describes the deployment: `path`, else POLARQ_TOPOLOGY, else ./topology.yaml; None: no file."""
+    chosen = path or (settings or Settings.from_env()).topology_path
+    if chosen is None and DEFAULT_FILE.is_file():
+        return DEFAULT_FILE
+    return chosen
+
+
 def load_topology(path: Path | None = None, settings: Settings | None = None) -> Topology:
-    """The deployment: `path`, else POLARQ_TOPOLOGY, else ./topology.yaml, else the defaults (one node, node0).
+    """The deployment as the file says, else the defaults (one node, node0).
 
     Raises `InvalidTopology` with one line per mistake.
     """
-    chosen = path or (settings or Settings.from_env()).topology_path
-    if chosen is None:
-        if not DEFAULT_FILE.is_file():
-            return Topology()
-        chosen = DEFAULT_FILE
-    return Topology.parse(read_yaml(chosen), what=str(chosen), error=InvalidTopology)
-
-
-def read_yaml(path: Path) -> Mapping[str, Any]:
-    what = f"topology file {path}"
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        raise InvalidTopology(what, ["there is no such file"]) from None
-    except OSError as exc:
-        raise InvalidTopology(what, [f"cannot be read: {exc.strerror}"]) from None
-    except UnicodeDecodeError as exc:
-        raise InvalidTopology(what, [f"is not UTF-8 text (byte {exc.start})"]) from None
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as exc:
-        raise InvalidTopology(what, [f"is not YAML: {' '.join(str(exc).split())}"]) from None
-    if data is None:
-        return {}
-    if not isinstance(data, Mapping):
-        raise InvalidTopology(what, ["must hold a mapping at its top level"])
-    return data
+    chosen = topology_file(path, settings)
+    return Topology() if chosen is None else read_topology(chosen)
 
 
 def redis_url(topology: Topology, settings: Settings) -> str:

@@ -1,0 +1,121 @@
+"""Redis: reachable, new enough, keeps what it is told, forgets nothing, asks for a password; and its clock."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from polarq.cli.checks.base import Deployment, Finding, fail, ok, warn
+from polarq.errors import LedgerUnavailable
+from polarq.ledger import Call, Ledger, calls_for, without_password
+from polarq.topology import broker_url, redis_url
+
+OLDEST = (6, 2)
+"""Streams with exclusive ranges (`XRANGE (id`) came with 6.2."""
+SKEW_S = 2.0
+
+PERSISTENCE = "redis-cli CONFIG SET appendonly yes, and `appendonly yes` in redis.conf"
+EVICTION = "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
+
+
+def check_redis(deployment: Deployment) -> Iterator[Finding]:
+    """The ledger's Redis, and the broker's where that is another."""
+    topology, settings = deployment.topology, deployment.settings
+    addresses = {"redis": redis_url(topology, settings)}
+    if broker_url(topology, settings) != addresses["redis"]:
+        addresses["broker"] = broker_url(topology, settings)
+    for part, url in addresses.items():
+        try:
+            with Ledger(url, calls_for(topology)) as ledger:
+                yield from _server(part, url, ledger)
+        except LedgerUnavailable as exc:
+            yield fail(part, str(exc), "see above; polarq needs its Redis for everything")
+
+
+def _server(part: str, url: str, ledger: Ledger) -> Iterator[Finding]:
+    info = ledger.do(_INFO)
+    name = "valkey" if "valkey_version" in info else "redis"
+    version = str(info.get("valkey_version") or info.get("redis_version") or "?")
+    yield ok(part, f"{name} {version} at {without_password(url)} answers")
+    # Valkey tells the Redis version it is compatible with as redis_version.
+    if _numbers(str(info.get("redis_version", ""))) < OLDEST:
+        yield fail(part, f"version {version} is too old", "use Redis 6.2 or newer, or Valkey")
+    yield _persistence(part, info)
+    yield _eviction(part, info)
+    yield _password(part, url)
+    if part == "redis":
+        yield _clock(ledger)
+
+
+def _persistence(part: str, info: dict[str, Any]) -> Finding:
+    if int(info.get("aof_enabled", 0)):
+        return ok(part, "appends every change to disk (AOF)")
+    return warn(part, "keeps nothing over a restart (appendonly is off): tasks and results would be lost", PERSISTENCE)
+
+
+def _eviction(part: str, info: dict[str, Any]) -> Finding:
+    policy, limit = str(info.get("maxmemory_policy", "?")), int(info.get("maxmemory", 0))
+    used = int(info.get("used_memory", 0))
+    if policy == "noeviction":
+        if limit and used > 0.9 * limit:
+            advice = "raise maxmemory, or lower retention.result_s in the topology"
+            return warn(part, f"{used / limit:.0%} of maxmemory is used; a full Redis refuses new results", advice)
+        return ok(part, "evicts nothing (noeviction)")
+    if limit:
+        return fail(part, f"evicts keys when full ({policy}): rollouts and results would vanish", EVICTION)
+    return warn(part, f"would evict keys if it had a maxmemory ({policy})", EVICTION)
+
+
+def _password(part: str, url: str) -> Finding:
+    parts = urlsplit(url)
+    if parts.password or "password" in parse_qs(parts.query):
+        return ok(part, "asks for a password")
+    if parts.scheme == "unix" or is_loopback(parts.hostname or "localhost"):
+        return ok(part, "has no password, and is reached over loopback")
+    advice = "set requirepass (or an ACL user) and put it into POLARQ_REDIS_URL: who reaches Redis can run commands"
+    return warn(part, "has no password, and is reached over the network", advice)
+
+
+def _clock(ledger: Ledger) -> Finding:
+    before = time.time()
+    server = ledger.do(_TIME)
+    after = time.time()
+    # The server read its clock somewhere between: what lies outside of that is skew.
+    skew_s = max(before - server, server - after, 0.0)
+    if skew_s > SKEW_S:
+        fact = f"this machine's clock and Redis' differ by {skew_s:.1f} s"
+        return warn("clock", fact, "synchronise both by NTP; leases are safe (Redis' clock decides), logs are not")
+    return ok("clock", "agrees with Redis'")
+
+
+def _info(reply: Any) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for section in reply:
+        merged.update(section)
+    return merged
+
+
+_INFO: Call[dict[str, Any]] = Call(_info, commands=(("INFO", "server"), ("INFO", "persistence"), ("INFO", "memory")))
+_TIME: Call[float] = Call(lambda replies: _moment(replies[0]), commands=(("TIME",),))
+
+
+def _moment(reply: Any) -> float:
+    seconds, micros = reply
+    return int(seconds) + int(micros) / 1e6
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address stays on this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

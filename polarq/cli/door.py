@@ -1,0 +1,161 @@
+"""The two doors of a deployment, for the command line: Redis itself, or the HTTP shim.
+
+A door answers in the same words whichever it is. `open_door` chooses: an address given with --url or POLARQ_URL is the
+shim, else it is Redis.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+from polarq.cli.picture import Picture
+from polarq.client import Client
+from polarq.contracts.event import Event
+from polarq.contracts.rollout import RolloutResult
+from polarq.contracts.task import Task
+from polarq.errors import ResultTimeout, TaskNotFound
+from polarq.settings import Settings
+from polarq.topology import load_topology
+
+WAIT_STEP_S = 5.0
+"""Longest wait on events before the ledger itself is read again: an event may be lost, a record is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A submitted task. `created` is False when the same request was there already."""
+
+    task_id: str
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What `watch` saw: the task now, and what happened since the update before."""
+
+    picture: Picture
+    events: Sequence[Event]
+
+
+class Door(Protocol):
+    """What a command can ask of a deployment. Errors are `polarq.errors` and `Unreachable`."""
+
+    name: str
+    """For messages: 'Redis at ...' or 'shim at ...'."""
+
+    def submit(self, task: Task) -> Accepted: ...
+
+    def picture(self, task_id: str) -> Picture: ...
+
+    def watch(self, task_id: str, timeout_s: float | None) -> Iterator[Update]:
+        """Updates until the task has ended; the last one has its end. Raises `ResultTimeout`."""
+        ...
+
+    def rollout(self, rollout_id: str) -> RolloutResult: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def open_door(config: Path | None, url: str | None = None) -> Door:
+    """The shim at `url` or POLARQ_URL, else the Redis of the topology."""
+    settings = Settings.from_env()
+    address = url or settings.shim_url
+    if address:
+        from polarq.cli.shim import ShimDoor
+
+        return ShimDoor(address, settings.token)
+    return RedisDoor(open_client(config, settings))
+
+
+def open_client(config: Path | None, settings: Settings | None = None) -> Client:
+    """A client of the deployment that `config`, else the environment, describes."""
+    settings = settings or Settings.from_env()
+    return Client(load_topology(config, settings), settings)
+
+
+class RedisDoor:
+    """Straight to the ledger."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.name = "Redis"
+
+    def submit(self, task: Task) -> Accepted:
+        done = self.client.submit(task)
+        return Accepted(done.task_id, done.created)
+
+    def picture(self, task_id: str) -> Picture:
+        return Picture.of(self.client.record(task_id))
+
+    def rollout(self, rollout_id: str) -> RolloutResult:
+        return self.client.rollout(rollout_id)
+
+    def watch(self, task_id: str, timeout_s: float | None) -> Iterator[Update]:
+        ledger = self.client.ledger
+        last = ledger.do(ledger.calls.last_event_id())
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        events: list[Event] = []
+        while True:
+            picture = self.picture(task_id)
+            if picture.state.terminal:
+                # Its last event may be a moment behind the record.
+                rest = of_task(ledger.wait_events(last, 0.001), task_id)
+                yield Update(picture, [*events, *rest])
+                return
+            yield Update(picture, events)
+            events, last = self._next(task_id, last, step(deadline, picture))
+
+    def _next(self, task_id: str, last: str, wait_s: float) -> tuple[list[Event], str]:
+        """The next events of the task, after at most `wait_s`, and where to go on."""
+        until = time.monotonic() + wait_s
+        while (left := until - time.monotonic()) > 0:
+            seen = self.client.ledger.wait_events(last, left)
+            if seen:
+                last = seen[-1].event_id
+            if events := of_task(seen, task_id):
+                return events, last
+        return [], last
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+
+def of_task(events: Sequence[Event], task_id: str) -> list[Event]:
+    return [event for event in events if event.data.get("task_id") == task_id]
+
+
+def step(deadline: float | None, picture: Picture) -> float:
+    """How long to wait now. Raises `ResultTimeout` when the time is over."""
+    if deadline is None:
+        return WAIT_STEP_S
+    left = deadline - time.monotonic()
+    if left <= 0:
+        counts = picture.counts
+        raise ResultTimeout(
+            f"task '{picture.task_id}' has {counts.ended} of {counts.total} rollouts ended; it goes on: "
+            f"polarq show {picture.task_id}, or polarq cancel {picture.task_id}"
+        )
+    return min(left, WAIT_STEP_S)
+
+
+def find_task(door: Door, any_id: str) -> tuple[Picture, int | None]:
+    """The task of a task id or rollout id, and the rollout's index if it was one. A task's own id comes first."""
+    try:
+        return door.picture(any_id), None
+    except TaskNotFound:
+        stem, dot, index = any_id.rpartition(".")
+        if not dot or not index.isdecimal():
+            raise
+    picture = door.picture(stem)
+    if int(index) >= len(picture.rows):
+        raise TaskNotFound(f"task '{stem}' has {len(picture.rows)} rollouts; there is no '{any_id}'")
+    return picture, int(index)

@@ -1,0 +1,31 @@
+"""`polarq drain`: a node takes nothing new and finishes what it has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from polarq.cli.door import open_client
+from polarq.cli.options import Config, Json
+from polarq.cli.outcome import ExitCode, command
+from polarq.cli.terminal import Screen, print_json, shown
+
+
+@command
+def drain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="A node id; see polarq nodes.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let it take work again.", show_default=False)] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> ExitCode:
+    """Drain a node: it takes nothing new and finishes what it has."""
+    with open_client(config) as client:
+        record = client.drain(node, on=not undo)
+    if as_json:
+        print_json(record.model_dump(mode="json"))
+    elif undo:
+        Screen().line(shown(node), " takes work again, with its next heartbeat")
+    else:
+        Screen().line(shown(node), " takes nothing new, from its next heartbeat on; polarq nodes shows what is left")
+    return ExitCode.OK

@@ -1,0 +1,3 @@
+"""`polarq serve`: the HTTP shim."""
+
+from __future__ import annotations

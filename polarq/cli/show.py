@@ -1,0 +1,181 @@
+"""`polarq show`: one task or one rollout, down to what was said and sampled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from polarq.cli.door import Door, find_task, open_door
+from polarq.cli.options import Config, Json, Url
+from polarq.cli.outcome import ExitCode, Unusable, command, rollout_code, task_code
+from polarq.cli.picture import Picture, Row, counts_text, number, print_rollouts, state_text
+from polarq.cli.terminal import Column, Screen, local_time, print_json, print_table, seconds, shown, shown_lines
+from polarq.contracts.rollout import RolloutResult, StepReport
+from polarq.contracts.trajectory import Trace, Trajectory
+
+
+@command
+def show(
+    target: Annotated[str, typer.Argument(metavar="TASK_OR_ROLLOUT", help="A task id or rollout id.")],
+    trajectory: Annotated[
+        bool, typer.Option("--trajectory", help="Also what was said and sampled.", show_default=False)
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json", help="Write the whole result there, trajectories included.", show_default=False
+        ),
+    ] = None,
+    config: Config = None,
+    url: Url = None,
+    as_json: Json = False,
+) -> ExitCode:
+    """Show a task or a rollout. The exit code is the outcome (5: not ended yet)."""
+    screen = Screen()
+    with open_door(config, url) as door:
+        picture, index = find_task(door, target)
+        rows = picture.rows if index is None else (picture.rows[index],)
+        code = task_code(picture.state, picture.counts) if index is None else rollout_code(rows[0].state)
+        wanted = trajectory or out is not None or index is not None
+        results = {row.rollout_id: result for row in rows if (result := _result(door, row))} if wanted else {}
+    document = _document(picture, index, results, full=trajectory or out is not None)
+    if out is not None:
+        _write(out, document)
+    if as_json:
+        brief = document if trajectory else _document(picture, index, results, full=False)
+        print_json(brief | {"exit_code": int(code)})
+        return code
+    if index is None:
+        _print_task(screen, picture)
+    print_rollouts(screen, rows)
+    for row in rows:
+        result = results.get(row.rollout_id)
+        if result is not None and (index is not None or trajectory):
+            _print_rollout(screen, result, trajectory=trajectory)
+    if out is not None:
+        screen.line("written: ", shown(out))
+    return code
+
+
+def _result(door: Door, row: Row) -> RolloutResult | None:
+    """The whole result of an ended rollout; None while it has none."""
+    return door.rollout(row.rollout_id) if row.outcome is not None else None
+
+
+def _document(picture: Picture, index: int | None, results: dict[str, RolloutResult], *, full: bool) -> dict[str, Any]:
+    if index is not None:
+        row = picture.rows[index]
+        result = results.get(row.rollout_id)
+        extra = {} if result is None else result.model_dump(mode="json", exclude=None if full else {"trajectory"})
+        return row.json() | ({"result": extra} if result is not None else {})
+    document = picture.json()
+    if full:
+        document["results"] = [result.model_dump(mode="json") for result in results.values()]
+    return document
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(document, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as exc:
+        raise Unusable(f"cannot write {path}: {exc.strerror}; choose another --out") from None
+
+
+def _print_task(screen: Screen, picture: Picture) -> None:
+    screen.line(("task ", "bold"), shown(picture.task_id), f"  {picture.state.value}  {counts_text(picture.counts)}")
+    facts = (
+        ("run", picture.run_id),
+        ("harness", picture.harness),
+        ("model", picture.model),
+        ("created", local_time(picture.created_at)),
+        ("changed", local_time(picture.updated_at)),
+    )
+    screen.line("  ".join(f"{name} {shown(value)}" for name, value in facts if value))
+
+
+def _print_rollout(screen: Screen, result: RolloutResult, *, trajectory: bool) -> None:
+    screen.line("")
+    screen.line(("rollout ", "bold"), shown(result.rollout_id), "  ", state_text(result.outcome.state))
+    where = f"attempt {result.attempt} on {shown(result.node_id or '-')}"
+    screen.line(f"  {where}, from {local_time(result.started_at)} to {local_time(result.ended_at)}")
+    outcome = result.outcome
+    screen.line(f"  trainable: {'yes' if outcome.trainable else 'no'}")
+    spent = [f"{k.removesuffix('_s')} {seconds(v)}" for k, v in result.timing.model_dump().items() if v is not None]
+    screen.line(f"  seconds: {', '.join(spent) or '-'}")
+    if result.reward is not None:
+        screen.line(
+            "  reward ", (number(result.reward.outcome), "bold"), f" by {shown(result.reward.evaluator) or '-'}"
+        )
+        for key, value in result.reward.report.items():
+            screen.line(f"    {shown(key)}: {shown(value if isinstance(value, str) else json.dumps(value))}")
+    if result.harness is not None:
+        screen.line(f"  harness {shown(result.harness.name)}: {'ok' if result.harness.ok else 'not ok'}")
+        for number_, step in enumerate(result.harness.steps):
+            for line in _step_lines(number_, step):
+                screen.line(line)
+    if result.trajectory is not None:
+        _print_trajectory(screen, result.trajectory, messages=trajectory)
+
+
+def _step_lines(index: int, step: StepReport) -> Iterator[Text]:
+    how = step.kind.value.replace("_", " ")
+    code = f" {step.exit_code}" if step.exit_code is not None else ""
+    signal = f" by signal {step.signal}" if step.signal is not None else ""
+    yield Text(f"    step {index}: {how}{code}{signal}, {seconds(step.duration_s)} s {shown(step.message)}")
+    for name, text in (("stdout", step.stdout_tail), ("stderr", step.stderr_tail)):
+        if text.strip():
+            yield Text(f"      {name} (its end)", "dim")
+            for line in shown_lines(text, limit=12):
+                yield Text(f"      | {line}")
+
+
+TRACE_COLUMNS = (
+    Column("trace"),
+    Column("prompt", "right"),
+    Column("response", "right"),
+    Column("trainable", "right"),
+    Column("reward", "right"),
+    Column("finish"),
+)
+
+
+def _print_trajectory(screen: Screen, trajectory: Trajectory, *, messages: bool) -> None:
+    fidelity = trajectory.fidelity
+    screen.line(
+        f"  trajectory by {shown(trajectory.builder)}: {fidelity.calls} calls, {fidelity.traces} traces, "
+        f"{fidelity.sampled_tokens} sampled tokens, {fidelity.trainable_tokens} trainable"
+    )
+    for seq, reason in fidelity.untrainable.items():
+        screen.line(f"    call {shown(seq)} is not trainable: {shown(reason)}")
+    if trajectory.traces:
+        print_table(screen, TRACE_COLUMNS, [_trace_cells(trace) for trace in trajectory.traces])
+    if messages:
+        for trace in trajectory.traces:
+            for line in _trace_lines(trace):
+                screen.line(line)
+
+
+def _trace_cells(trace: Trace) -> list[Text]:
+    numbers = (len(trace.prompt_ids), len(trace.response_ids), trace.trainable_tokens)
+    return [
+        Text(str(trace.index)),
+        *(Text(f"{value:,}") for value in numbers),
+        Text(number(trace.reward)),
+        Text(shown(trace.untrainable or trace.finish_reason or "-", limit=60)),
+    ]
+
+
+def _trace_lines(trace: Trace) -> Iterator[Text]:
+    yield Text(f"trace {trace.index}", "bold")
+    for message in [*trace.prompt_messages, *trace.response_messages]:
+        yield Text(f"  {shown(message.get('role', '?'))}", "cyan")
+        content = message.get("content")
+        for line in shown_lines(content if isinstance(content, str) else json.dumps(content)) if content else []:
+            yield Text(f"    {line}")
+        for call in message.get("tool_calls") or []:
+            yield Text(f"    calls {shown(json.dumps(call))}", "dim")
