@@ -105,11 +105,12 @@ class Generation:
 
     async def _token(self) -> bool:
         """One token in its time; False when the request was aborted instead."""
-        if self._gate.paused == "keep":
+        await self._until_due()
+        while self._gate.paused == "keep":
             frozen_at = time.monotonic()
             await self._gate.frozen()
             self._due += time.monotonic() - frozen_at
-        await self._until_due()
+            await self._until_due()
         if self._aborted.is_set():
             return False
         self.call.sampled_ids.append(self.sample.token_ids[self.count])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -40,7 +40,7 @@ class ScriptedInference:
         scenario: Scenario | str | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
-        **settings: object,
+        **settings: Any,
     ) -> None:
         if options is None:
             if scenario is not None:
