@@ -58,15 +58,15 @@ class _Deployment:
         check_task(task, self.topology)
         return task
 
-    def ring(self, task: Task, queues: list[str], indexes: list[int]) -> None:
-        """Publishes one doorbell per rollout. A lost one is rung again by whoever finds the rollout waiting."""
+    def ring(self, task: Task, queues: Mapping[int, str]) -> None:
+        """Publishes one doorbell per rollout (index -> queue). A lost one is rung again by whoever finds it waiting."""
         priority = celery_priority(task.dispatch_priority)
         with self.app.producer_or_acquire() as producer:
-            for index in indexes:
+            for index, queue in queues.items():
                 self.app.send_task(
                     RUN_ROLLOUT,
                     args=[task.rollout_id(index), 0],
-                    queue=queues[index],
+                    queue=queue,
                     priority=priority,
                     shadow=f"rollout.{task.agent.harness or 'custom'}",
                     producer=producer,
@@ -79,8 +79,8 @@ class _Deployment:
             self.app.control.revoke(job_ids, terminate=True)
 
 
-def _waiting(record: TaskRecord) -> list[int]:
-    return [r.index for r in record.rollouts if r.state == "queued"]
+def _waiting(record: TaskRecord, queues: list[str]) -> dict[int, str]:
+    return {r.index: queues[r.index] for r in record.rollouts if r.state == "queued"}
 
 
 class Client(_Deployment):
@@ -104,11 +104,17 @@ class Client(_Deployment):
         queues = choose_queues(task, self.ledger.nodes(), self.topology)
         done = self.ledger.do(self.ledger.calls.submit(task, celery_id or task.task_id))
         if done.created:
-            self.ring(task, queues, list(range(task.num_samples)))
+            self.ring(task, dict(enumerate(queues)))
         elif not done.state.terminal:
             # The first submitter may have died between recording and ringing; a doorbell too many is harmless.
-            self.ring(task, queues, _waiting(self._record(task.task_id)))
+            self.ring(task, _waiting(self._record(task.task_id), queues))
         return done
+
+    def ring_again(self, task: Task, index: int, *, leaving: str | None = None) -> None:
+        """Publishes a doorbell for one waiting rollout; `leaving` is a node that should not get it if others can."""
+        others = [node for node in self.ledger.nodes() if node.node_id != leaving]
+        queue = choose_queues(task, others, self.topology)[index]
+        self.ring(task, {index: queue})
 
     def get(self, task_id: str, trajectories: Trajectories | str = Trajectories.FULL) -> TaskResult:
         """The task as it is now, with its ended rollouts. Raises `TaskNotFound`."""
@@ -240,9 +246,9 @@ class AsyncClient(_Deployment):
         queues = choose_queues(task, await self.ledger.nodes(), self.topology)
         done = await self.ledger.do(self.ledger.calls.submit(task, celery_id or task.task_id))
         if done.created:
-            await asyncio.to_thread(self.ring, task, queues, list(range(task.num_samples)))
+            await asyncio.to_thread(self.ring, task, dict(enumerate(queues)))
         elif not done.state.terminal:
-            await asyncio.to_thread(self.ring, task, queues, _waiting(await self.record(task.task_id)))
+            await asyncio.to_thread(self.ring, task, _waiting(await self.record(task.task_id), queues))
         return done
 
     async def get(self, task_id: str, trajectories: Trajectories | str = Trajectories.FULL) -> TaskResult:

@@ -12,7 +12,7 @@ class Event(Contract):
     """One line of the event stream.
 
     Types: task.created, task.updated, task.completed, task.cancelling, session.state_changed, node.joined, node.left,
-    node.draining. `data` always has `task_id` for task and session events.
+    node.draining, node.paused, node.resumed. `data` always has `task_id` for task and session events.
     """
 
     event_id: str

@@ -47,9 +47,8 @@ class Trace(Contract):
     def _aligned(self) -> Self:
         length = len(self.response_ids)
         if len(self.loss_mask) != length or len(self.logprobs) != length:
-            raise ValueError(
-                f"response_ids ({length}), loss_mask ({len(self.loss_mask)}) and logprobs ({len(self.logprobs)}) differ in length"
-            )
+            lengths = f"response_ids ({length}), loss_mask ({len(self.loss_mask)}), logprobs ({len(self.logprobs)})"
+            raise ValueError(f"{lengths} differ in length")
         if any(bit not in (0, 1) for bit in self.loss_mask):
             raise ValueError("loss_mask holds something other than 0 and 1")
         if not all(math.isfinite(value) for value in self.logprobs):

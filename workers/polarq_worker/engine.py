@@ -122,6 +122,7 @@ class Engine:
         if held.stopped is Stop.RELEASE and result.outcome.state is RolloutState.CANCELLED:
             calls = self.services.ledger.calls
             await self.insist(calls.release(claim.rollout_id, claim.token, counted=False, reason="worker stopping"))
+            await self.services.ring(claim.task, claim.rollout_id)
             log.info("rollout %s: given back to the queue", claim.rollout_id)
             return None
         return result

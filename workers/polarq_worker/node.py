@@ -16,6 +16,7 @@ import polarq
 from polarq.client import Client
 from polarq.client.states import publish_state
 from polarq.contracts.node import NodeHealth, NodeRecord
+from polarq.contracts.task import Task
 from polarq.errors import LedgerUnavailable, PolarqError
 from polarq.ledger import AsyncLedger, calls_for
 from polarq.settings import Settings
@@ -74,11 +75,11 @@ class NodeService:
             post=node.max_postrun_workers,
         )
         self.engine = Engine(
-            Services(self.topology, node, self.ledger, slots, self.state_dir, lambda: self.node.proxy_url)
+            Services(self.topology, node, self.ledger, slots, self.state_dir, lambda: self.node.proxy_url, self._ring)
         )
         await self._look_at_proxy()
         await self._announce()
-        await self.ledger.do(self.ledger.calls.note("node.joined", {"node_id": node.id}))
+        await self._note("node.joined")
         gateway = self.topology.gateway
         self._loops = [
             asyncio.create_task(self._every(gateway.lease_s / 4, self._renew), name="leases"),
@@ -99,6 +100,7 @@ class NodeService:
     async def drain(self, grace_s: float) -> None:
         """Takes nothing new; lets what runs end within the grace, then gives it back to the queue."""
         self.engine.stopping = True
+        await self._note("node.draining")
         if self.engine.held:
             log.info("stopping: %d rollouts in flight get up to %g s", len(self.engine.held), grace_s)
         try:
@@ -122,11 +124,26 @@ class NodeService:
         try:
             async with asyncio.timeout(5):
                 await self.ledger.do(self.ledger.calls.depart(self.node.id))
-                await self.ledger.do(self.ledger.calls.note("node.left", {"node_id": self.node.id}))
         except (LedgerUnavailable, TimeoutError) as exc:
             log.warning("could not say goodbye to the ledger (%s); the node's record expires by itself", exc)
+        await self._note("node.left")
         await self.ledger.aclose()
         self.client.close()
+
+    async def _ring(self, task: Task, rollout_id: str) -> None:
+        index = int(rollout_id.rpartition(".")[2])
+        try:
+            await asyncio.to_thread(self.client.ring_again, task, index, leaving=self.node.id)
+        except Exception as exc:
+            log.warning("rollout %s: its doorbell could not be rung (%s); it waits in the ledger", rollout_id, exc)
+
+    async def _note(self, kind: str) -> None:
+        """Writes an event about this node; a ledger that is away costs the event only."""
+        try:
+            async with asyncio.timeout(5):
+                await self.ledger.do(self.ledger.calls.note(kind, {"node_id": self.node.id}))
+        except (LedgerUnavailable, TimeoutError) as exc:
+            log.warning("event %s not written: %s", kind, exc)
 
     # --- jobs
 
@@ -191,7 +208,10 @@ class NodeService:
 
     async def _announce(self) -> None:
         alive_s = self.topology.gateway.heartbeat_interval_seconds * _ALIVE_FACTOR
-        self.flags = await self.ledger.do(self.ledger.calls.announce(self.record(), alive_s))
+        before, self.flags = self.flags, await self.ledger.do(self.ledger.calls.announce(self.record(), alive_s))
+        if before != self.flags:
+            held = any(self.flags.get(flag) == "1" for flag in ("draining", "paused"))
+            await self._note("node.paused" if held else "node.resumed")
 
     def record(self) -> NodeRecord:
         """What this node says of itself."""

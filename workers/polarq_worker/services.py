@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from polarq.contracts.task import Task
 from polarq.ledger import AsyncLedger
 from polarq.topology import Node, Topology
 from polarq_worker.slots import Slots
@@ -22,6 +23,8 @@ class Services:
     state_dir: Path
     proxy_url: Callable[[], str]
     """Address under which sandboxes reach the node's proxy now."""
+    ring: Callable[[Task, str], Awaitable[None]]
+    """Publishes a doorbell for a rollout that was given back to the queue."""
 
     @property
     def rollouts_dir(self) -> Path:

@@ -1,0 +1,62 @@
+"""A whole polarq on this machine, shared by the tests of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polarq.testing.stack import LocalStack
+
+SCENARIO = """
+name: worker-tests
+scripts:
+  - name: plain
+    turns:
+      - content: First answer.
+      - content: Second answer.
+      - content: Third answer.
+      - content: Fourth answer.
+"""
+
+ASK = """python3 - <<'PY'
+import json, os, urllib.request
+messages = [{"role": "user", "content": open(os.environ["POLARQ_INSTRUCTION_FILE"]).read()}]
+for turn in range(%d):
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body,
+        {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]})
+    reply = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages += [{"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "go on"}]
+    print(reply["content"])
+PY
+"""
+"""A harness in a few lines: asks the model that many times."""
+
+
+def ask(times: int = 1) -> str:
+    return ASK % times
+
+
+def shell_task(task_id: str, command: str, **more: Any) -> dict[str, Any]:
+    """A task whose harness is a shell command in a local sandbox."""
+    return {
+        "task_id": task_id,
+        "instruction": "Say something.",
+        "agent": {"harness": "shell", "custom_shell": {"command": command}},
+        "runtime": {"backend": "local"},
+        "evaluator": {"strategy": "session_completed"},
+        "timeout_seconds": 60,
+        **more,
+    }
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    home: Path = tmp_path_factory.mktemp("stack")
+    scenario = home / "scenario.yaml"
+    scenario.write_text(SCENARIO, encoding="utf-8")
+    with LocalStack(home, scenario=str(scenario), nodes={"node0": {"max_run_workers": 4}}) as made:
+        yield made
