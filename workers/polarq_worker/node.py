@@ -18,7 +18,8 @@ from polarq.client.states import publish_state
 from polarq.contracts.node import NodeHealth, NodeRecord
 from polarq.contracts.task import Task
 from polarq.errors import LedgerUnavailable, PolarqError
-from polarq.ledger import AsyncLedger, calls_for
+from polarq.ledger import AsyncLedger, calls_for, without_password
+from polarq.ledger.server import server_facts
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, redis_url
 from polarq_worker.engine import Ended, Engine, Stop, as_job_result
@@ -62,7 +63,7 @@ class NodeService:
         """Connects, starts the proxy, announces the node. Raises `PolarqError` with one line that says what to do."""
         self._make_folders()
         self.ledger = AsyncLedger(redis_url(self.topology, self.settings), calls_for(self.topology))
-        await self.ledger.do(self.ledger.calls.last_event_id())
+        await self._check_redis()
         self.client = Client(self.topology, self.settings, self.app)
         if self.node.proxy.mode == "embedded":
             self.proxy = ProxyProcess(self.node.id, self.settings.topology_path, self.state_dir)
@@ -86,6 +87,15 @@ class NodeService:
             asyncio.create_task(self._every(gateway.heartbeat_interval_seconds, self._beat), name="heartbeat"),
         ]
         log.info("node %s is up: proxy %s, capacity %d", node.id, node.proxy_url, node.capacity)
+
+    async def _check_redis(self) -> None:
+        """Refuses a Redis that would lose rollouts, and says what is risky about it otherwise."""
+        facts = await self.ledger.do(server_facts())
+        where = f"Redis at {without_password(self.ledger.url)}"
+        if facts.problem is not None:
+            raise LedgerUnavailable(f"{where}: {facts.problem}")
+        if facts.warning is not None:
+            log.warning("%s: %s", where, facts.warning)
 
     def _make_folders(self) -> None:
         try:
