@@ -1,0 +1,1 @@
+"""The languages that harnesses speak, one file each."""

@@ -1,0 +1,1 @@
+"""The inference engines, one file each: what each needs to give up its token ids."""

@@ -1,0 +1,259 @@
+"""The HTTP server: finds dialect, route and session of a request, and answers everything in the dialect's shape.
+
+Any path works that ends in a dialect's route: `/s/<session>/v1/chat/completions`, without `/v1`, with `/v1` twice,
+with doubled slashes. The session comes from the path, else from whatever key the harness sends. Nothing here logs a
+path or a header, because both may hold a session's secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from redis.asyncio import Redis
+
+import polarq
+from polarq.ledger.keys import Keys
+from polarq.registry import names, plugin
+from polarq.store.completions import KEEP_S, CompletionLog
+from polarq.topology import Node
+from polarq_proxy.bodies import BodyDamaged, BodyTooLarge, UnknownEncoding, read_body
+from polarq_proxy.counters import Counters
+from polarq_proxy.dialects.base import Dialect, NativeRequest, Operation, Reply, ReplyHead, Route, ServedModel
+from polarq_proxy.downstream import Downstream
+from polarq_proxy.endpoints import Fleet
+from polarq_proxy.faults import CallFault, FaultKind
+from polarq_proxy.grants import Sessions
+from polarq_proxy.jsons import encode
+from polarq_proxy.recorder import Capture, Recorder
+from polarq_proxy.relay import MAX_EVENT_BYTES, Relay, fail
+
+log = logging.getLogger("polarq.proxy")
+
+_VERSIONS = frozenset({"v1", "v1beta", "v1alpha"})
+_KEY_HEADERS = ("x-api-key", "x-goog-api-key")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A request's path, taken apart."""
+
+    grant: str | None
+    shown: str
+    """What the record may hold of it: without the session, with the query but not its key."""
+    tail: str
+    """Below session and API version; what routes match."""
+
+
+def placed(path: str, query: Mapping[str, str]) -> Place:
+    """`path` is percent-decoded."""
+    parts = [part for part in path.split("/") if part]
+    grant = None
+    if parts and parts[0] == "s":
+        grant, parts = (parts[1] if len(parts) > 1 else ""), parts[2:]
+    kept = "&".join(f"{name}={value}" for name, value in query.items() if name != "key")
+    shown = "/" + "/".join(parts) + (f"?{kept}" if kept else "")
+    while parts and parts[0] in _VERSIONS:
+        parts = parts[1:]
+    return Place(grant, shown, "/".join(parts))
+
+
+def installed_dialects() -> list[Dialect]:
+    """Every installed dialect, the one that answers for the unclaimed last. Raises `UnknownPlugin`."""
+    dialects: list[Dialect] = [plugin("dialects", name)() for name in names("dialects")]
+    return sorted(dialects, key=lambda dialect: dialect.fallback)
+
+
+class Proxy:
+    """Everything a node's proxy is made of. `start` and `close` frame its life; `app` serves it."""
+
+    def __init__(
+        self,
+        node: Node,
+        redis: Redis,
+        keys: Keys,
+        *,
+        env: Mapping[str, str] | None = None,
+        keep_s: float = KEEP_S,
+        max_event_bytes: int = MAX_EVENT_BYTES,
+    ) -> None:
+        self.node = node
+        self.counters = Counters()
+        self.dialects = installed_dialects()
+        self.fleet = Fleet.of(node, env or {})
+        completions = CompletionLog(redis, keys, keep_s)
+        self.sessions = Sessions(redis, keys, completions)
+        self.recorder = Recorder(redis, keys, completions, self.counters)
+        self.relay = Relay(
+            self.fleet,
+            self.recorder,
+            self.counters,
+            stream_upstream=node.proxy.stream_upstream,
+            max_event_bytes=max_event_bytes,
+        )
+
+    def app(self) -> web.Application:
+        """Its body limits are this module's own; serve it with `SERVER_OPTIONS`."""
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        return app
+
+    async def start(self) -> None:
+        await self.fleet.start()
+
+    async def close(self) -> None:
+        await self.recorder.drain()
+        await self.fleet.close()
+
+    def health(self) -> dict[str, Any]:
+        """`status` is `ok` when some inference server answers and gives token ids, else `degraded` (the proxy itself is
+        up whenever it answers at all)."""
+        endpoints = [endpoint.report() for endpoint in self.fleet.endpoints]
+        good = any(endpoint["reachable"] and endpoint["ids"] for endpoint in endpoints)
+        return {
+            "status": "ok" if good else "degraded",
+            "node": self.node.id,
+            "version": polarq.__version__,
+            "ids": any(endpoint["ids"] for endpoint in endpoints),
+            "inference": endpoints,
+            "sessions": len(self.sessions),
+            **self.counters.snapshot(),
+        }
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "HEAD":
+            return web.Response()
+        place = placed(request.path, request.query)
+        if request.method == "GET" and place.tail == "health" and place.grant is None:
+            return _response(Reply(encode(self.health())))
+        if request.method == "GET" and not place.tail:
+            return _response(Reply(encode({"status": "ok"})))
+        native = NativeRequest(place.tail, request.query, request.headers, b"")
+        dialect, route, match = self._routed(request.method, native)
+        try:
+            if route is None or match is None:
+                text = f"{request.method} {place.shown.partition('?')[0]} is not a route of this proxy"
+                raise CallFault(FaultKind.NO_SUCH_ROUTE, text)
+            if route.operation is Operation.GENERATE:
+                return await self._generate(request, place, dialect, match)
+            return _response(self._models(dialect, route, match))
+        except CallFault as fault:
+            self.counters.errors[str(fault.kind)] += 1
+            return _response(dialect.fault(fault))
+        except Exception:
+            log.exception("a call failed inside the proxy")
+            self.counters.errors[str(FaultKind.INTERNAL)] += 1
+            return _response(dialect.fault(_internal()))
+
+    def _routed(self, method: str, native: NativeRequest) -> tuple[Dialect, Route | None, re.Match[str] | None]:
+        for dialect in self.dialects:
+            for route in dialect.routes:
+                match = route.match(method, native.path)
+                if match is not None:
+                    return dialect, route, match
+        claiming = (dialect for dialect in self.dialects if dialect.claims(native))
+        return next(claiming, self.dialects[-1]), None, None
+
+    def _models(self, dialect: Dialect, route: Route, match: re.Match[str]) -> Reply:
+        served = self.fleet.models()
+        if route.operation is Operation.LIST_MODELS:
+            return dialect.models([ServedModel(name, length) for name, length in served.items()])
+        # Harnesses ask for whatever name they are configured with; all of them are answered by the node's model.
+        name = match["model"]
+        return dialect.model(ServedModel(name, served.get(name) or next(iter(served.values()), None)))
+
+    async def _generate(
+        self, request: web.Request, place: Place, dialect: Dialect, match: re.Match[str]
+    ) -> web.StreamResponse:
+        body = await self._body(request)
+        session = await self.sessions.find(place.grant or _key(request))
+        call = dialect.parse(NativeRequest(place.tail, request.query, request.headers, body), match)
+        capture = Capture(
+            session=session,
+            call=call,
+            dialect=dialect.name,
+            path=place.shown,
+            request_digest=hashlib.sha256(body).hexdigest(),
+            completion_id=secrets.token_hex(12),
+            first_seq=session.reserve(call.choices),
+        )
+        head = ReplyHead(capture.completion_id, int(time.time()))
+        headers = {"X-Request-Id": capture.completion_id}
+        self.counters.in_flight += 1
+        try:
+            if call.stream:
+                return await self._stream(request, dialect, capture, head, headers)
+            return _response(dialect.render(call, await self.relay.whole(capture), head), headers)
+        finally:
+            self.counters.in_flight -= 1
+
+    async def _stream(
+        self, request: web.Request, dialect: Dialect, capture: Capture, head: ReplyHead, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        writer = dialect.writer(capture.call, head)
+        down = Downstream(request, headers, self.node.proxy.keepalive_s, writer.wait)
+        async with down:
+            try:
+                await self.relay.streamed(capture, writer, down)
+            except CallFault:
+                raise
+            except Exception:
+                log.exception("a streamed call failed inside the proxy")
+                await fail(_internal(), writer, down)
+        return down.response
+
+    async def _body(self, request: web.Request) -> bytes:
+        limit = self.node.proxy.max_body_bytes
+        if request.content_length is not None and request.content_length > limit:
+            raise CallFault(FaultKind.TOO_LARGE, f"the request body is larger than {limit} bytes")
+        try:
+            return await read_body(request.content.iter_any(), request.headers.get("Content-Encoding", ""), limit)
+        except BodyTooLarge as exc:
+            raise CallFault(FaultKind.TOO_LARGE, f"the request is refused: {exc}") from None
+        except UnknownEncoding as exc:
+            raise CallFault(FaultKind.UNSUPPORTED_ENCODING, str(exc)) from None
+        except BodyDamaged as exc:
+            raise CallFault(FaultKind.BAD_REQUEST, f"the request cannot be read: {exc}") from None
+
+
+SERVER_OPTIONS: dict[str, Any] = {
+    "access_log": None,
+    "handler_cancellation": True,
+    "auto_decompress": False,
+    "keepalive_timeout": 620.0,
+    "max_line_size": 32 * 1024,
+    "max_field_size": 64 * 1024,
+    "read_bufsize": 1 << 18,
+}
+"""Keywords of `web.AppRunner`: no paths in logs, a harness that leaves frees the engine, bodies are unpacked here."""
+
+
+def _internal() -> CallFault:
+    return CallFault(FaultKind.INTERNAL, "polarq's proxy failed; its log says why")
+
+
+def _key(request: web.Request) -> str | None:
+    """The key in any of the forms that harnesses send, whatever dialect they speak."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    for name in _KEY_HEADERS:
+        if value := request.headers.get(name):
+            return value
+    return request.query.get("key")
+
+
+def _response(reply: Reply, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=reply.body,
+        status=reply.status,
+        content_type="application/json",
+        headers={**(reply.headers or {}), **(headers or {})},
+    )

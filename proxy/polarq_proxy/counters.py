@@ -1,0 +1,33 @@
+"""What this proxy did since it started, for /health."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Counters:
+    calls: int = 0
+    """Model calls that were recorded."""
+    sampled_tokens: int = 0
+    prompt_tokens: int = 0
+    untrainable: int = 0
+    """Recorded calls that cannot be trained on."""
+    aborted: int = 0
+    """Calls that the harness or the engine ended early."""
+    in_flight: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    """Calls that were not answered, by kind."""
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "calls": self.calls,
+            "sampled_tokens": self.sampled_tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "untrainable": self.untrainable,
+            "aborted": self.aborted,
+            "in_flight": self.in_flight,
+            "errors": dict(self.errors),
+        }

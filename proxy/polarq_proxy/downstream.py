@@ -1,0 +1,89 @@
+"""The harness's end of a streamed answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+
+class HungUp(Exception):
+    """The harness closed its connection."""
+
+
+class Downstream:
+    """Sends whole events. Status 200 goes out with the first of them, so that until then an error can still be a plain
+    one; while nothing is sent for `keepalive_s`, a comment is."""
+
+    def __init__(
+        self, request: web.Request, headers: dict[str, str], keepalive_s: float, comment: Callable[[], bytes]
+    ) -> None:
+        self._request = request
+        self._response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+                **headers,
+            }
+        )
+        self._keepalive_s = keepalive_s
+        self._last = asyncio.get_running_loop().time()
+        self._sending = asyncio.Lock()
+        self._waiting: asyncio.Task[None] | None = None
+        self._comment = comment
+
+    @property
+    def started(self) -> bool:
+        return self._response.prepared
+
+    @property
+    def response(self) -> web.StreamResponse:
+        return self._response
+
+    async def send(self, events: bytes) -> None:
+        """Raises `HungUp`."""
+        if not events:
+            return
+        self._last = asyncio.get_running_loop().time()
+        try:
+            async with self._sending:
+                if not self._response.prepared:
+                    await self._response.prepare(self._request)
+                await self._response.write(events)
+        except ConnectionError as exc:
+            raise HungUp from exc
+
+    async def finish(self) -> None:
+        """Ends the body. A harness that is gone has had all that it wanted."""
+        with suppress(ConnectionError):
+            await self._response.write_eof()
+
+    async def __aenter__(self) -> Self:
+        self._waiting = asyncio.create_task(self._keep_alive())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.quiet()
+
+    async def quiet(self) -> None:
+        """No more comments: whether something was sent no longer changes by itself."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            await asyncio.wait({self._waiting})
+
+    async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(HungUp):
+            while True:
+                rest = self._last + self._keepalive_s - loop.time()
+                if rest <= 0:
+                    await self.send(self._comment())
+                else:
+                    await asyncio.sleep(rest)

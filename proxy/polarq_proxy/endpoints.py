@@ -1,0 +1,253 @@
+"""The node's inference servers: what each one is, whether it answers, and which one a session's calls go to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from polarq.registry import plugin
+from polarq.topology import InferenceEndpoint, Node
+from polarq_proxy.call import Answer, ModelCall
+from polarq_proxy.engines.base import Engine, EngineFacts
+from polarq_proxy.faults import CallFault, FaultKind
+from polarq_proxy.jsons import encode
+from polarq_proxy.upstream import Upstream
+from polarq_proxy.versions import PolicyVersions
+
+log = logging.getLogger("polarq.proxy")
+
+QUICK_TIMEOUT_S = 5.0
+"""For questions that sample nothing."""
+PROBE_TIMEOUT_S = 60.0
+"""For one sampled token: a server that just started may compile first."""
+HEALTHY_INTERVAL_S = 10.0
+RETRY_INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+PROBE_SESSION = "polarq-probe.0"
+
+
+@dataclass(slots=True)
+class EndpointState:
+    """What was last seen of an inference server. None: not known yet."""
+
+    reachable: bool | None = None
+    gives_ids: bool | None = None
+    problem: str = ""
+    version: str = ""
+    served: tuple[str, ...] = ()
+    max_context: int | None = None
+
+
+class Endpoint:
+    """One inference server with its client, its limit and its state."""
+
+    def __init__(self, spec: InferenceEndpoint, engine: Engine, api_key: str | None, model: str) -> None:
+        self.spec = spec
+        self.engine = engine
+        self.upstream = Upstream(spec, api_key)
+        self.configured_model = spec.model or model
+        self.state = EndpointState()
+        self.gate = asyncio.Semaphore(spec.max_concurrency)
+        self.in_flight = 0
+        self.sessions = 0
+        self.versions = PolicyVersions(self._policy_version)
+        self.gives_versions = False
+        """Its answers themselves say which policy version sampled them."""
+        self._weights_route = engine.weights_path is not None
+        self._wake = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.upstream.start()
+        self._watch = asyncio.create_task(self._watching())
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+        await self.upstream.close()
+
+    @property
+    def model(self) -> str:
+        """The name to ask it for: configured, else the first it serves, else blank."""
+        return self.configured_model or (self.state.served[0] if self.state.served else "")
+
+    @property
+    def load(self) -> float:
+        return (self.in_flight + self.sessions) / self.spec.weight
+
+    @property
+    def asks_versions(self) -> bool:
+        """Whether policy versions must be read around each call."""
+        return self._weights_route and not self.gives_versions
+
+    def unreachable(self, problem: str) -> None:
+        """A call could not reach it: look again soon."""
+        if self.state.reachable is not False:
+            log.warning("%s", problem)
+        self.state.reachable, self.state.problem = False, problem
+        self._wake.set()
+
+    def note_ids(self, given: bool) -> None:
+        """Real answers tell more than the probe did."""
+        if not given and self.state.gives_ids is not False:
+            log.warning("%s gave no token ids: its calls are recorded and cannot be trained on", self.upstream.where)
+        self.state.gives_ids = given
+
+    async def ensure_model(self) -> str:
+        """The model's name, asked from the server if need be. Raises `CallFault`."""
+        if not self.model:
+            await self._ask_facts()
+        if not self.model:
+            raise CallFault(FaultKind.MISCONFIGURED, f"{self.upstream.where} serves no model")
+        return self.model
+
+    def report(self) -> dict[str, Any]:
+        state = self.state
+        return {
+            "engine": self.engine.name,
+            "url": self.spec.base_url,
+            "reachable": state.reachable,
+            "ids": state.gives_ids,
+            "model": self.model,
+            "served": list(state.served),
+            "version": state.version,
+            "max_model_len": state.max_context,
+            "problem": state.problem,
+            "in_flight": self.in_flight,
+            "sessions": self.sessions,
+        }
+
+    async def _watching(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if self.state.reachable and self.state.gives_ids is not None:
+                    await self.upstream.get_json(self.engine.health_path, QUICK_TIMEOUT_S)
+                else:
+                    await self._examine()
+                failures = 0
+            except CallFault as fault:
+                failures += 1
+                if self.state.problem != fault.message:
+                    log.warning("%s", fault.message)
+                self.state.reachable, self.state.problem = fault.kind is FaultKind.MISCONFIGURED, fault.message
+            wait_s = (
+                HEALTHY_INTERVAL_S if not failures else RETRY_INTERVALS_S[min(failures, len(RETRY_INTERVALS_S)) - 1]
+            )
+            self._wake.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+
+    async def _examine(self) -> None:
+        """Finds out what it is, samples one token to see what it gives, and says so in one line."""
+        state = self.state
+        facts = await self._ask_facts()
+        self._weights_route, self.gives_versions = self.engine.weights_path is not None, False
+        if state.served and self.model not in state.served:
+            text = f"{self.upstream.where} does not serve '{self.model}' (it serves {', '.join(state.served)})"
+            raise CallFault(FaultKind.MISCONFIGURED, f"{text}: set inference.model in the topology")
+        answer = await self._probe(await self.ensure_model())
+        state.reachable = True
+        state.gives_ids = bool(answer.prompt_ids) and all(choice.ids and choice.logprobs for choice in answer.choices)
+        state.problem = self._problem(answer)
+        line = "%s: %s %s, model %s, context %s tokens, gives token ids: %s%s"
+        log.log(
+            logging.WARNING if state.problem else logging.INFO,
+            line,
+            self.upstream.where,
+            self.engine.name,
+            facts.version or "(version unknown)",
+            self.model,
+            state.max_context or "unknown",
+            "yes" if state.gives_ids else "NO",
+            f". {state.problem}" if state.problem else "",
+        )
+
+    def _problem(self, answer: Answer) -> str:
+        if answer.model and answer.model != self.model:
+            return f"asked for '{self.model}', it answered as '{answer.model}': nothing of it can be trained on"
+        if not self.state.gives_ids:
+            return "its answers hold no token ids or no log-probabilities, so nothing can be trained on: upgrade it"
+        return ""
+
+    async def _ask_facts(self) -> EngineFacts:
+        version = None
+        if self.engine.version_path is not None:
+            version = await self.upstream.get_json(self.engine.version_path, QUICK_TIMEOUT_S)
+        facts = self.engine.read_facts(version, await self.upstream.get_json(self.engine.models_path, QUICK_TIMEOUT_S))
+        self.state.version, self.state.served = facts.version, tuple(facts.models)
+        self.state.max_context = facts.models.get(self.model)
+        return facts
+
+    async def _probe(self, model: str) -> Answer:
+        call = ModelCall([{"role": "user", "content": "Hello."}], None, {"max_tokens": 1, "temperature": 1.0}, model)
+        request = self.engine.request(call, model, stream=False)
+        headers = {"X-Session-ID": PROBE_SESSION}
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                async with self.upstream.post(request.path, encode(request.body), headers) as response:
+                    data = await response.read()
+        except TimeoutError:
+            raise CallFault(FaultKind.TIMED_OUT, f"{self.upstream.where} sampled no token in time") from None
+        if response.status != 200:
+            raise self.engine.fault(response.status, response.headers, data)
+        return self.engine.read(data)
+
+    async def _policy_version(self) -> str | None:
+        path = self.engine.weights_path
+        if path is None:
+            return None
+        try:
+            data = await self.upstream.get_json(path, QUICK_TIMEOUT_S)
+        except CallFault:
+            return None
+        version = self.engine.read_weights(data)
+        self._weights_route = version is not None
+        return version
+
+
+class Fleet:
+    """All endpoints of the node."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self.endpoints = list(endpoints)
+
+    @classmethod
+    def of(cls, node: Node, env: Mapping[str, str]) -> Fleet:
+        """From the topology. `env` is where `api_key_env` looks. Raises `UnknownPlugin`."""
+        return cls(
+            [
+                Endpoint(
+                    spec,
+                    plugin("engines", spec.engine)(),
+                    env.get(spec.api_key_env) if spec.api_key_env else None,
+                    node.model_served,
+                )
+                for spec in node.endpoints
+            ]
+        )
+
+    async def start(self) -> None:
+        for endpoint in self.endpoints:
+            await endpoint.start()
+
+    async def close(self) -> None:
+        for endpoint in self.endpoints:
+            await endpoint.close()
+
+    def choose(self, current: Endpoint | None) -> Endpoint:
+        """A session stays where it is (its prefixes are cached there) while that server answers; else the least
+        loaded one that does; else, when none does, the least loaded one."""
+        if current is not None and (current.state.reachable is not False or len(self.endpoints) == 1):
+            return current
+        return min(self.endpoints, key=lambda endpoint: (endpoint.state.reachable is False, endpoint.load))
+
+    def models(self) -> dict[str, int | None]:
+        """Model names that harnesses may see, with their context length."""
+        return {endpoint.model: endpoint.state.max_context for endpoint in self.endpoints if endpoint.model}

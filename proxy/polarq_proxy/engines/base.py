@@ -1,0 +1,79 @@
+"""What an engine room must say: how to ask for token ids, and how to read what comes back. No I/O happens here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from polarq_proxy.call import Answer, ModelCall, Piece
+from polarq_proxy.faults import CallFault
+from polarq_proxy.sse import SseEvent
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """An HTTP POST to the engine. `body` is JSON-able."""
+
+    path: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine says about itself. Blank or None: it did not say."""
+
+    version: str = ""
+    models: dict[str, int | None] = field(default_factory=dict)
+    """Model names it serves, each with its context length in tokens."""
+
+
+class Engine(ABC):
+    """One kind of inference server. Instances hold no state and are shared by all calls."""
+
+    name: ClassVar[str]
+
+    version_path: ClassVar[str | None] = None
+    """GET: its version. None: it has no such route."""
+    models_path: ClassVar[str] = "/v1/models"
+    health_path: ClassVar[str] = "/health"
+    weights_path: ClassVar[str | None] = None
+    """GET: the policy version that samples now. None: it has no such route."""
+
+    @abstractmethod
+    def request(self, call: ModelCall, model: str, *, stream: bool) -> EngineRequest:
+        """The request that makes `model` answer `call` and give up its token ids."""
+
+    @abstractmethod
+    def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Those values of a request's body that decide what is sampled."""
+
+    @abstractmethod
+    def grammar(self, body: Mapping[str, Any]) -> str | None:
+        """What constrains sampling beyond the policy, in a few words; None: nothing does."""
+
+    def untrainable(self, body: Mapping[str, Any]) -> str | None:
+        """Why a request's answer is not a sample of the policy, whatever comes back; None: it is."""
+        return None
+
+    @abstractmethod
+    def read(self, data: bytes) -> Answer:
+        """A whole answer. Raises `CallFault` when it is none."""
+
+    @abstractmethod
+    def read_event(self, event: SseEvent) -> Piece:
+        """One event of a streamed answer. Raises `CallFault` for an error event and for what cannot be read."""
+
+    @abstractmethod
+    def fault(self, status: int, headers: Mapping[str, str], data: bytes) -> CallFault:
+        """What an error status means. Decided by status and error fields; by words only where an older engine gives
+        nothing else."""
+
+    @abstractmethod
+    def read_facts(self, version: Any, models: Any) -> EngineFacts:
+        """From the JSON of `version_path` and `models_path`; either may be None."""
+
+    @abstractmethod
+    def read_weights(self, data: Any) -> str | None:
+        """The policy version in the JSON of `weights_path`."""

@@ -1,0 +1,262 @@
+"""vLLM (0.14 and later): ids through chat completions, whole and streamed.
+
+Asked for with `return_token_ids`, `logprobs` and `return_weight_versions`. Servers ignore fields that they do not know,
+so presence is checked on what comes back, never assumed. Without `include_reasoning` a reasoning parser makes ids and
+log-probabilities null, so it is always asked for. Thinking is `reasoning` here and `reasoning_content` inside polarq.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from polarq.contracts.completion import Usage, VersionSpan
+from polarq_proxy.call import Answer, Choice, ChoiceDelta, ModelCall, Piece
+from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest
+from polarq_proxy.faults import CallFault, FaultKind
+from polarq_proxy.jsons import NotJson, decode
+from polarq_proxy.sse import SseEvent
+
+_SAMPLING = {
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "min_tokens", "n", "seed",
+    "stop", "stop_token_ids", "bad_words", "ignore_eos", "include_stop_str_in_output", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "length_penalty", "logit_bias", "allowed_token_ids",
+    "use_beam_search", "best_of", "thinking_token_budget", "reasoning_effort", "chat_template_kwargs",
+    "chat_template", "add_generation_prompt", "continue_final_message", "tool_choice", "parallel_tool_calls",
+    "response_format", "structured_outputs", "truncate_prompt_tokens", "skip_special_tokens",
+    "spaces_between_special_tokens",
+}  # fmt: skip
+_GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag")
+
+# Older servers name no parameter in this error: there only the sentence tells it from other refusals.
+_OVERFLOW = re.compile(r"maximum context length is (\d+) tokens")
+_PROMPT_TOKENS = re.compile(r"\bvalue=(\d+)|at least (\d+) input tokens|\((\d+) in the messages")
+
+
+class VllmEngine(Engine):
+    name: ClassVar[str] = "vllm"
+    version_path: ClassVar[str | None] = "/version"
+    weights_path: ClassVar[str | None] = "/weight_info"
+
+    def request(self, call: ModelCall, model: str, *, stream: bool) -> EngineRequest:
+        body = dict(call.options)
+        top = body.get("top_logprobs")
+        body.update(
+            model=model,
+            messages=[_to_engine(message) for message in call.messages],
+            stream=stream,
+            logprobs=True,
+            top_logprobs=top if isinstance(top, int) and not isinstance(top, bool) and top > 0 else 0,
+            return_token_ids=True,
+            return_weight_versions=True,
+            include_reasoning=True,
+        )
+        if call.tools:
+            body["tools"] = call.tools
+        else:
+            # "auto" without a tool is refused.
+            body.pop("tool_choice", None)
+        if stream:
+            body["stream_options"] = {"include_usage": True}
+        else:
+            body.pop("stream_options", None)
+        return EngineRequest("/v1/chat/completions", body)
+
+    def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in body.items() if key in _SAMPLING and value is not None}
+
+    def grammar(self, body: Mapping[str, Any]) -> str | None:
+        choice = body.get("tool_choice")
+        if isinstance(choice, dict) or choice == "required":
+            return "tool_choice: " + ("required" if choice == "required" else "named")
+        form = body.get("response_format")
+        if isinstance(form, dict) and form.get("type") not in {None, "text"}:
+            return f"response_format: {form['type']}"
+        return next((key for key in _GRAMMARS if body.get(key) is not None), None)
+
+    def untrainable(self, body: Mapping[str, Any]) -> str | None:
+        return "beam search: the log-probabilities are not those of a sample" if body.get("use_beam_search") else None
+
+    def read(self, data: bytes) -> Answer:
+        tree = _tree(data)
+        if isinstance(tree.get("error"), dict):
+            raise self._fault(_status_of(tree["error"]), {}, tree)
+        choices = [_choice(item, place) for place, item in enumerate(_objects(tree.get("choices")))]
+        if not choices:
+            raise CallFault(FaultKind.ENGINE_FAULT, "the inference server's answer holds no choice")
+        return Answer(choices, _list(tree.get("prompt_token_ids")), _usage(tree.get("usage")), _text(tree.get("model")))
+
+    def read_event(self, event: SseEvent) -> Piece:
+        if event.data == b"[DONE]":
+            return Piece(done=True)
+        tree = _tree(event.data)
+        if tree.get("error") is not None or event.event == b"error":
+            error = tree.get("error")
+            raise self._fault(_status_of(error), {}, tree)
+        return Piece(
+            choices=[_delta(item, place) for place, item in enumerate(_objects(tree.get("choices")))],
+            prompt_ids=_list(tree.get("prompt_token_ids")),
+            usage=_usage(tree.get("usage")),
+            model=_text(tree.get("model")) or None,
+        )
+
+    def fault(self, status: int, headers: Mapping[str, str], data: bytes) -> CallFault:
+        try:
+            tree = decode(data)
+        except NotJson:
+            tree = {"error": {"message": data[:300].decode("utf-8", "replace")}}
+        return self._fault(status, headers, tree if isinstance(tree, dict) else {})
+
+    def _fault(self, status: int, headers: Mapping[str, str], tree: Mapping[str, Any]) -> CallFault:
+        error = tree.get("error", tree)
+        error = error if isinstance(error, dict) else {"message": str(error)}
+        message = _text(error.get("message")) or _text(error.get("detail")) or f"status {status}"
+        param = error.get("param") if isinstance(error.get("param"), str) else None
+        words = f"the inference server answered {status}: {message}"
+        if status == 400 and (param == "input_tokens" or _OVERFLOW.search(message)):
+            limit, tokens = _OVERFLOW.search(message), _PROMPT_TOKENS.search(message)
+            return CallFault(
+                FaultKind.CONTEXT_OVERFLOW,
+                message,
+                max_context=int(limit[1]) if limit else None,
+                prompt_tokens=int(next(filter(None, tokens.groups()))) if tokens else None,
+            )
+        if status in {401, 403}:
+            return CallFault(FaultKind.MISCONFIGURED, f"{words} (polarq's key for it: see api_key_env in the topology)")
+        if status in {404, 405}:
+            return CallFault(FaultKind.MISCONFIGURED, f"{words} (see inference.model and base_url in the topology)")
+        if status == 413:
+            return CallFault(FaultKind.TOO_LARGE, words)
+        if status in {429, 503}:
+            return CallFault(FaultKind.OVERLOADED, words, status=status, retry_after_s=_retry_after(headers))
+        if status < 500:
+            return CallFault(FaultKind.REFUSED, message, param=param)
+        return CallFault(FaultKind.ENGINE_FAULT, words, status=status if status < 600 else 502)
+
+    def read_facts(self, version: Any, models: Any) -> EngineFacts:
+        served = {}
+        for item in _objects(models.get("data") if isinstance(models, dict) else None):
+            length = item.get("max_model_len")
+            served[_text(item.get("id"))] = length if isinstance(length, int) else None
+        return EngineFacts(_text(version.get("version")) if isinstance(version, dict) else "", served)
+
+    def read_weights(self, data: Any) -> str | None:
+        version = data.get("weight_version") if isinstance(data, dict) else None
+        return None if version is None else str(version)
+
+
+def _to_engine(message: dict[str, Any]) -> dict[str, Any]:
+    if "reasoning_content" not in message:
+        return message
+    changed = {key: value for key, value in message.items() if key != "reasoning_content"}
+    if message["reasoning_content"] is not None:
+        changed.setdefault("reasoning", message["reasoning_content"])
+    return changed
+
+
+def _from_engine(message: Any) -> dict[str, Any]:
+    """An assistant message or a part of one: thinking under polarq's name, nothing that is null but content."""
+    if not isinstance(message, dict):
+        return {}
+    changed = {key: value for key, value in message.items() if value is not None or key == "content"}
+    if "reasoning" in changed:
+        changed.setdefault("reasoning_content", changed.pop("reasoning"))
+        changed.pop("reasoning", None)
+    return changed
+
+
+def _choice(item: dict[str, Any], place: int) -> Choice:
+    return Choice(
+        index=_index(item, place),
+        message={"role": "assistant", "content": None, **_from_engine(item.get("message"))},
+        ids=_list(item.get("token_ids")),
+        logprobs=_entries(item),
+        finish_reason=_text(item.get("finish_reason")) or None,
+        stop_reason=_stop(item),
+        weight_versions=_spans(item),
+    )
+
+
+def _delta(item: dict[str, Any], place: int) -> ChoiceDelta:
+    return ChoiceDelta(
+        index=_index(item, place),
+        delta=_from_engine(item.get("delta")),
+        ids=_list(item.get("token_ids")),
+        logprobs=_entries(item),
+        finish_reason=_text(item.get("finish_reason")) or None,
+        stop_reason=_stop(item),
+        weight_versions=_spans(item),
+    )
+
+
+def _tree(data: bytes) -> dict[str, Any]:
+    try:
+        tree = decode(data)
+    except NotJson as exc:
+        raise CallFault(FaultKind.ENGINE_FAULT, f"the inference server did not answer with JSON: {exc}") from None
+    if not isinstance(tree, dict):
+        raise CallFault(FaultKind.ENGINE_FAULT, "the inference server's answer is not a JSON object")
+    return tree
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _list(value: Any) -> list[Any] | None:
+    return value if isinstance(value, list) else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _index(item: dict[str, Any], place: int) -> int:
+    index = item.get("index")
+    return index if isinstance(index, int) else place
+
+
+def _stop(item: dict[str, Any]) -> str | int | None:
+    stop = item.get("stop_reason")
+    return stop if isinstance(stop, (str, int)) else None
+
+
+def _entries(item: dict[str, Any]) -> list[Any] | None:
+    logprobs = item.get("logprobs")
+    return _list(logprobs.get("content")) if isinstance(logprobs, dict) else None
+
+
+def _spans(item: dict[str, Any]) -> list[VersionSpan] | None:
+    spans = item.get("weight_versions")
+    if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
+        return None
+    try:
+        return [VersionSpan(version=str(span["version"]), start=span["start"], end=span["end"]) for span in spans]
+    except (KeyError, ValueError):
+        return None
+
+
+def _usage(value: Any) -> Usage | None:
+    if not isinstance(value, dict):
+        return None
+    details = value.get("prompt_tokens_details")
+    return Usage(
+        prompt_tokens=_count(value.get("prompt_tokens")),
+        completion_tokens=_count(value.get("completion_tokens")),
+        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+    )
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _status_of(error: Any) -> int:
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    value = headers.get("Retry-After", "")
+    return float(value) if value.isdecimal() else None

@@ -1,0 +1,279 @@
+"""Makes a completion of a call and its answer, says whether it can be trained on, and persists it.
+
+Checked, so that nothing has to be believed: as many log-probabilities as ids, as many ids as the engine's usage says,
+for prompt and sample alike; every log-probability a finite number and not the sentinel for "unknown"; the model that
+was asked for; one policy version, or exact spans of several. What fails is recorded as it is, with the reason, and
+nothing is filled in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from redis.asyncio import Redis
+
+from polarq.contracts.completion import Completion, CompletionLabel, Usage, VersionSpan
+from polarq.errors import GrantRefused, LedgerUnavailable
+from polarq.ledger.keys import Keys
+from polarq.store.completions import CompletionLog
+from polarq.store.grants import note_fault
+from polarq_proxy.call import Answer, Choice, ModelCall
+from polarq_proxy.counters import Counters
+from polarq_proxy.endpoints import Endpoint
+from polarq_proxy.faults import CallFault, FaultKind
+from polarq_proxy.grants import Session
+
+log = logging.getLogger("polarq.proxy")
+
+STORE_TIMEOUT_S = 10.0
+MISSING_LOGPROB = -9999.0
+"""vLLM's word for a value that it does not have; also what it floors minus infinity to."""
+
+
+@dataclass(slots=True)
+class Capture:
+    """One call on its way: everything about it but its answer."""
+
+    session: Session
+    call: ModelCall
+    dialect: str
+    path: str
+    request_digest: str
+    completion_id: str
+    first_seq: int
+    requested_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    started: float = field(default_factory=time.monotonic)
+    endpoint: Endpoint | None = None
+    body: dict[str, Any] = field(default_factory=dict)
+    """What was sent to the engine."""
+    model_asked: str = ""
+    version_before: str | None = None
+    version_after: str | None = None
+
+
+class Recorder:
+    """Writes completions. Runs to its end even when the call that asked for it is cancelled."""
+
+    def __init__(self, redis: Redis, keys: Keys, completions: CompletionLog, counters: Counters) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._completions = completions
+        self._counters = counters
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def keep(self, capture: Capture, answer: Answer) -> None:
+        """Persists a whole answer; only then may the harness see its end. Raises `CallFault`."""
+        await asyncio.shield(self._spawn(self._append(capture, answer, None)))
+
+    async def keep_broken(self, capture: Capture, answer: Answer, reason: str) -> None:
+        """Persists what was sampled of an answer that broke off. The harness gets an error anyway, so that trouble
+        with the store is only logged."""
+        await asyncio.shield(self.keep_broken_later(capture, answer, reason))
+
+    def keep_broken_later(self, capture: Capture, answer: Answer, reason: str) -> asyncio.Task[None]:
+        """The same, for who cannot wait because it is being cancelled."""
+        return self._spawn(self._append_broken(capture, answer, reason))
+
+    def note_fault(self, session: Session, fault: CallFault) -> None:
+        """Tells the rollout's worker that the model failed it."""
+        self._spawn(self._note(session, f"{fault.kind}: {fault.message}"))
+
+    async def drain(self) -> None:
+        """Waits for what is still being written."""
+        while self._running:
+            await asyncio.wait(set(self._running))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        # A caller that was cancelled no longer takes the exception; what it means was said where it was raised.
+        if not task.cancelled():
+            task.exception()
+
+    async def _append(self, capture: Capture, answer: Answer, broken: str | None) -> None:
+        completions = completions_of(capture, answer, broken)
+        session = capture.session
+        try:
+            async with asyncio.timeout(STORE_TIMEOUT_S):
+                await self._completions.extend(completions, session.spec, session.secret)
+        except GrantRefused as exc:
+            raise CallFault(FaultKind.NO_SESSION, f"{exc}; nothing more will be answered here") from exc
+        except (LedgerUnavailable, TimeoutError) as exc:
+            text = f"the call could not be recorded, so it is not answered: {exc or 'Redis takes too long'}"
+            raise CallFault(FaultKind.STORE_DOWN, text) from exc
+        counters = self._counters
+        counters.calls += len(completions)
+        counters.sampled_tokens += sum(len(completion.sampled_ids) for completion in completions)
+        counters.prompt_tokens += len(completions[0].prompt_ids)
+        counters.untrainable += sum(completion.untrainable is not None for completion in completions)
+
+    async def _append_broken(self, capture: Capture, answer: Answer, reason: str) -> None:
+        self._counters.aborted += 1
+        try:
+            await self._append(capture, answer, reason)
+        except CallFault as fault:
+            log.warning("rollout %s: a partial sample is lost: %s", capture.session.spec.rollout_id, fault.message)
+
+    async def _note(self, session: Session, line: str) -> None:
+        try:
+            await note_fault(self._redis, self._keys, session.secret, line)
+        except LedgerUnavailable as exc:
+            log.warning("rollout %s: a fault of the model is not noted: %s", session.spec.rollout_id, exc)
+
+
+def completions_of(capture: Capture, answer: Answer, broken: str | None) -> list[Completion]:
+    """One completion per choice, in order of their index; `broken` says why the answer has no end."""
+    endpoint, call = capture.endpoint, capture.call
+    engine = endpoint.engine if endpoint is not None else None
+    choices = answer.choices or [Choice(0)]
+    prompt_ids = _ids(answer.prompt_ids)
+    total = sum(len(choice.ids or ()) for choice in choices)
+    shared = broken or _shared_doubt(capture, answer, prompt_ids, total)
+    if shared is None and engine is not None:
+        shared = engine.untrainable(capture.body)
+    now = datetime.now(UTC)
+    completions = []
+    for place, choice in enumerate(choices):
+        ids = _ids(choice.ids)
+        logprobs, bad = _logprobs(choice.logprobs)
+        spans, odd = _spans(capture, choice, len(ids or ()))
+        completions.append(
+            Completion(
+                rollout_id=capture.session.spec.rollout_id,
+                attempt=capture.session.spec.attempt,
+                seq=capture.first_seq + place,
+                completion_id=capture.completion_id if place == 0 else f"{capture.completion_id}-{place}",
+                requested_at=capture.requested_at,
+                answered_at=now,
+                latency_s=time.monotonic() - capture.started,
+                dialect=capture.dialect,
+                path=capture.path,
+                request_digest=capture.request_digest,
+                streamed=call.stream,
+                messages=call.messages,
+                tools=call.tools,
+                reply=choice.message,
+                prompt_ids=prompt_ids or [],
+                sampled_ids=ids or [],
+                logprobs=logprobs,
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+                sampling=engine.sampling(capture.body) if engine is not None else {},
+                grammar=engine.grammar(capture.body) if engine is not None else None,
+                weight_versions=spans,
+                usage=_usage(answer.usage, ids, len(choices), total),
+                engine=engine.name if engine is not None else "",
+                model_served=answer.model or capture.model_asked,
+                model_requested=call.model,
+                label=CompletionLabel.TRAIN if broken is None else CompletionLabel.ABORTED,
+                incomplete=broken is not None,
+                untrainable=shared or _doubt(choice, ids, logprobs) or bad or odd,
+            )
+        )
+    return completions
+
+
+def _shared_doubt(capture: Capture, answer: Answer, prompt_ids: list[int] | None, total: int) -> str | None:
+    """What is wrong with the answer as a whole."""
+    usage = answer.usage
+    if answer.model and capture.model_asked and answer.model != capture.model_asked:
+        return f"asked for model '{capture.model_asked}', answered by '{answer.model}'"
+    if prompt_ids is None:
+        return "the engine gave no prompt ids"
+    if usage is None or usage.completion_tokens is None or usage.prompt_tokens is None:
+        return "the engine gave no usage, so that the ids cannot be counted"
+    if len(prompt_ids) != usage.prompt_tokens:
+        return f"{len(prompt_ids)} prompt ids, but usage says {usage.prompt_tokens}"
+    if all(choice.ids is not None for choice in answer.choices) and total != usage.completion_tokens:
+        return f"{total} sampled ids, but usage says {usage.completion_tokens}"
+    before, after = capture.version_before, capture.version_after
+    if before is not None and after is not None and before != after:
+        return f"the policy version changed during the call (from {before} to {after})"
+    return None
+
+
+def _doubt(choice: Choice, ids: list[int] | None, logprobs: Sequence[float | None]) -> str | None:
+    """What is wrong with one choice."""
+    if ids is None:
+        return "the engine gave no token ids"
+    if choice.logprobs is None and ids:
+        return "the engine gave no log-probabilities"
+    if len(ids) != len(logprobs):
+        return f"{len(ids)} sampled ids, but {len(logprobs)} log-probabilities"
+    if choice.finish_reason is None:
+        return "the engine gave no finish reason"
+    return None
+
+
+def _ids(values: list[Any] | None) -> list[int] | None:
+    """Token ids, or None when these are not all token ids."""
+    if values is None or not set(map(type, values)) <= {int}:
+        return None
+    return values if not values or (min(values) >= 0 and max(values) < 2**31) else None
+
+
+def _logprobs(entries: list[Any] | None) -> tuple[list[float | None], str | None]:
+    """The values, None where there is no number to believe, and the first such place in words."""
+    values: list[float | None] = []
+    reason = None
+    for position, entry in enumerate(entries or ()):
+        value = entry.get("logprob") if isinstance(entry, dict) else None
+        number = _number(value)
+        good = math.isfinite(number) and number != MISSING_LOGPROB
+        values.append(number if good else None)
+        if not good and reason is None:
+            reason = f"the log-probability at position {position} is {_named(value)}"
+    return values, reason
+
+
+def _number(value: Any) -> float:
+    """NaN for what is no number; JSON writes whole numbers without a point, and engines floats."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def _named(value: Any) -> str:
+    if value == MISSING_LOGPROB:
+        return "-9999.0, the engine's sign for unknown"
+    return "missing" if value is None else f"not a finite number ({value})"
+
+
+def _spans(capture: Capture, choice: Choice, length: int) -> tuple[list[VersionSpan], str | None]:
+    if choice.weight_versions is None:
+        version = capture.version_before
+        if version is None or version != capture.version_after:
+            return [], None
+        return [VersionSpan(version=version, start=0, end=length)], None
+    position = 0
+    for span in choice.weight_versions:
+        if span.start != position or span.end < span.start:
+            break
+        position = span.end
+    odd = None if position == length else "the policy version spans do not cover the sampled ids"
+    return choice.weight_versions, odd
+
+
+def _usage(usage: Usage | None, ids: list[int] | None, choices: int, total: int) -> Usage:
+    if usage is None:
+        return Usage()
+    if choices == 1:
+        return usage
+    # The engine counts all choices together; each is given its own share only where the sum is proven.
+    own = len(ids) if ids is not None and total == usage.completion_tokens else None
+    return usage.model_copy(update={"completion_tokens": own})

@@ -1,0 +1,188 @@
+"""The proxy as a process: binds, says where, runs until it is told to stop, drains.
+
+Where it listens: the node's host and port. A host of 0.0.0.0 or :: is narrowed to loopback unless the node has a
+`public_url`, because sandboxes on this host need no more, and whoever can reach the proxy can spend the GPUs' time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import RedisError
+
+from polarq.errors import InvalidTopology, LedgerUnavailable, PolarqError
+from polarq.ledger.keys import Keys
+from polarq.settings import Settings
+from polarq.topology import Node, load_topology, redis_url
+from polarq_proxy.app import SERVER_OPTIONS, Proxy
+
+log = logging.getLogger("polarq.proxy")
+
+DRAIN_S = 10.0
+BACKLOG = 4096
+REDIS_CONNECTIONS = 64
+_ANYWHERE = frozenset({"0.0.0.0", "::", ""})
+
+
+class CannotListen(PolarqError):
+    """The address is taken or not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What the command line says. `port` None: the topology's; 0: any free one."""
+
+    node_id: str
+    topology: Path | None = None
+    port: int | None = None
+    port_file: Path | None = None
+    parent_pid: int | None = None
+
+
+async def serve(options: ServeOptions, settings: Settings, env: Mapping[str, str]) -> None:
+    """Runs until SIGTERM, SIGINT or the parent's death. Raises `PolarqError` when it cannot begin."""
+    topology = load_topology(options.topology, settings)
+    node = topology.node(options.node_id)
+    if node is None:
+        known = ", ".join(each.id for each in topology.gateway.nodes)
+        raise InvalidTopology("topology", [f"there is no node '{options.node_id}' (nodes: {known})"])
+    url = redis_url(topology, settings)
+    stop = _stop_signals()
+    redis = connect(url)
+    try:
+        await _answers(redis, url)
+        proxy = Proxy(node, redis, Keys(topology.redis.prefix), env=env, keep_s=topology.retention.result_s)
+        await _run(proxy, node, options, stop)
+    finally:
+        await redis.aclose()
+
+
+def connect(url: str) -> Redis:
+    """A client that waits for a free connection instead of failing, and retries for a second, not for ten."""
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=REDIS_CONNECTIONS,
+        timeout=5,
+        socket_timeout=5,
+        socket_connect_timeout=3,
+        health_check_interval=30,
+        retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 3),
+    )
+    return Redis.from_pool(pool)
+
+
+def bound_host(node: Node) -> str:
+    if node.host in _ANYWHERE and not node.public_url.strip():
+        return "::1" if node.host == "::" else "127.0.0.1"
+    return node.host
+
+
+async def _run(proxy: Proxy, node: Node, options: ServeOptions, stop: asyncio.Event) -> None:
+    runner = web.AppRunner(proxy.app(), shutdown_timeout=DRAIN_S, **SERVER_OPTIONS)
+    await runner.setup()
+    watching: asyncio.Task[None] | None = None
+    try:
+        await proxy.start()
+        url = await _listen(runner, node, options)
+        if options.port_file is not None:
+            write_port_file(options.port_file, url)
+        if options.parent_pid is not None:
+            watching = asyncio.create_task(_parent_gone(options.parent_pid, stop))
+        sys.stdout.write(f"polarq proxy of {node.id} is ready on {url}\n")
+        sys.stdout.flush()
+        await stop.wait()
+        log.info("stopping: calls in flight have %g s to end", DRAIN_S)
+    finally:
+        if watching is not None:
+            watching.cancel()
+        await runner.cleanup()
+        await proxy.close()
+        if options.port_file is not None:
+            options.port_file.unlink(missing_ok=True)
+
+
+async def _listen(runner: web.AppRunner, node: Node, options: ServeOptions) -> str:
+    host = bound_host(node)
+    port = node.port if options.port is None else options.port
+    try:
+        await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
+            text = f"{host}:{port} is taken: stop what listens there, or change the node's port in the topology"
+        else:
+            text = f"cannot listen on {host}:{port}: {exc.strerror or exc}; see the node's host in the topology"
+        raise CannotListen(text) from None
+    port = runner.addresses[0][1]
+    reach = "127.0.0.1" if host in _ANYWHERE else host
+    return f"http://{f'[{reach}]' if ':' in reach else reach}:{port}"
+
+
+def write_port_file(path: Path, url: str) -> None:
+    """`{"url", "pid"}`, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps({"url": url, "pid": os.getpid()}) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+async def _answers(redis: Redis, url: str) -> None:
+    try:
+        await redis.ping()
+    except (RedisError, OSError) as exc:
+        parts = urlsplit(url)
+        where = f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+        raise LedgerUnavailable(
+            f"Redis at {where} does not answer ({exc}): start it, or set POLARQ_REDIS_URL or redis.url in the topology"
+        ) from None
+
+
+def _stop_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _parent_gone(pid: int, stop: asyncio.Event) -> None:
+    """Sets `stop` when process `pid` ends."""
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        stop.set()
+        return
+    except (AttributeError, OSError):  # not Linux, or an old kernel
+        await _poll(pid, stop)
+        return
+    loop.add_reader(handle, gone.set)
+    try:
+        await gone.wait()
+        stop.set()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
+
+
+async def _poll(pid: int, stop: asyncio.Event) -> None:
+    with suppress(ProcessLookupError):
+        while True:
+            os.kill(pid, 0)
+            await asyncio.sleep(0.5)
+    stop.set()

@@ -1,0 +1,93 @@
+"""Server-sent events, read from bytes as they come.
+
+Nothing is decoded here: a field's bytes are handed on when its event is whole, so that a character whose bytes lie in
+two network reads is never seen in halves. One event may be as long as `max_event_bytes`; a longer one raises, so that
+a peer that never ends an event costs a bounded amount of memory. Follows the WHATWG event-stream grammar: lines end in
+LF, CR or CRLF, a first byte order mark is skipped, comments are dropped, data lines are joined by LF.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_LINE_END = re.compile(rb"[\r\n]")
+_BOM = b"\xef\xbb\xbf"
+
+
+class EventTooLarge(ValueError):
+    """An event grew beyond the limit without ending."""
+
+
+@dataclass(frozen=True, slots=True)
+class SseEvent:
+    data: bytes
+    event: bytes = b""
+    """The event's name; empty when it has none."""
+
+
+class SseParser:
+    """Feed it bytes, take events. Cost is linear in the bytes fed, however they are cut."""
+
+    def __init__(self, max_event_bytes: int) -> None:
+        self._max = max_event_bytes
+        self._rest = bytearray()
+        self._scanned = 0
+        self._skip_lf = False
+        self._at_start = True
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+        self._name = b""
+
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        """Events that ended in `chunk`. Raises `EventTooLarge`; the parser is of no use afterwards."""
+        rest = self._rest
+        rest += chunk
+        if self._at_start:
+            if len(rest) < len(_BOM) and _BOM.startswith(rest):
+                return []
+            self._at_start = False
+            if rest.startswith(_BOM):
+                del rest[: len(_BOM)]
+        events: list[SseEvent] = []
+        begin = 0
+        if self._skip_lf and rest:
+            begin = 1 if rest[0] == 0x0A else 0
+            self._skip_lf = False
+        scan = max(self._scanned, begin)
+        while (found := _LINE_END.search(rest, scan)) is not None:
+            end = found.start()
+            self._line(bytes(rest[begin:end]), events)
+            begin = end + 1
+            if rest[end] == 0x0D:
+                if begin == len(rest):
+                    self._skip_lf = True
+                elif rest[begin] == 0x0A:
+                    begin += 1
+            scan = begin
+        del rest[:begin]
+        self._scanned = len(rest)
+        if len(rest) + self._data_bytes > self._max:
+            raise EventTooLarge(f"an event is longer than {self._max} bytes")
+        return events
+
+    @property
+    def unfinished(self) -> bool:
+        """Bytes of an event are left that was never ended: at the end of a stream, it was cut."""
+        return bool(self._rest or self._data)
+
+    def _line(self, line: bytes, events: list[SseEvent]) -> None:
+        if not line:
+            if self._data:
+                events.append(SseEvent(b"\n".join(self._data), self._name))
+            self._data, self._data_bytes, self._name = [], 0, b""
+            return
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data.append(value)
+            self._data_bytes += len(value) + 1
+            if self._data_bytes > self._max:
+                raise EventTooLarge(f"an event is longer than {self._max} bytes")
+        elif name == b"event":
+            self._name = value
