@@ -78,46 +78,39 @@ class Capture:
 
     def value(self) -> bytes:
         """What is kept in memory. From here on nothing more is added to it."""
+        left_out = self._kept.total - self._logged
+        if self._log_path is not None and left_out > 0 and not self._frozen:
+            tail = self._kept.tail[-left_out:]
+            note = f"\n[... log capped at {LOG_CAP_BYTES} bytes; the last {len(tail)} of {self.total} follow ...]\n"
+            self._put(note.encode() + tail)
         self._frozen = True
+        if self.finished.is_set():
+            self._close_log()
         return self._kept.value()
 
-    def drain(self) -> None:
-        """Takes what lies in the pipe now."""
-        while not self.finished.is_set() and self._read():
-            pass
-
     def close(self) -> None:
+        """Stops reading, if the end was not reached before."""
         if not self.finished.is_set():
             self._finish()
+        self._close_log()
 
     def _ready(self) -> None:
-        self._read()
-
-    def _read(self) -> bool:
         try:
             data = os.read(self._fd, READ_BYTES)
         except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
+            return
         if not data:
             self._finish()
-            return False
+            return
         if not self._frozen:
             self._kept.add(data)
         self._write(data)
-        return True
 
     def _finish(self) -> None:
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
         self.finished.set()
-        if self._log is not None:
-            if self._kept.total > self._logged and not self._frozen:
-                left_out = self._kept.total - self._logged
-                tail = self._kept.tail[-left_out:]
-                note = f"\n[... log capped at {LOG_CAP_BYTES} bytes; the last {len(tail)} follow ...]\n"
-                self._put(note.encode() + tail)
+        if self._frozen:
             self._close_log()
 
     def _write(self, data: bytes) -> None:

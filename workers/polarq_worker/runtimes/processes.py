@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,12 @@ from polarq.errors import RuntimeFault
 
 WARDEN = Path(__file__).with_name("warden.py")
 SPAWN_THREADS = 4
+START_S = 60.0
 KILL_S = 10.0
-"""How long the kernel may take to end killed processes (one in uninterruptible I/O cannot be killed before it returns)."""
+"""How long the kernel may take to end killed processes (one in uninterruptible I/O ends only when that returns)."""
 
 _spawners = ThreadPoolExecutor(SPAWN_THREADS, thread_name_prefix="polarq-spawn")
-"""Starting a process blocks for milliseconds, and hundreds may start at once: never on the event loop, few at a time."""
+"""Starting a process blocks for milliseconds, and hundreds may start at once: off the event loop, few at a time."""
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ class Command:
 
     async def started(self) -> None:
         """Raises `CouldNotStart` or `WardenLost`."""
-        words = (await self._reader.readline()).split()
+        words = await self._words()
         if words[:1] == [b"failed"]:
             raise CouldNotStart(words[1].decode(), int(words[2]))
         if words[:1] != [b"started"]:
@@ -92,7 +93,7 @@ class Command:
 
     async def ended(self) -> int:
         """The exit code of the main process, negative for the signal that killed it. Raises `WardenLost`."""
-        words = (await self._reader.readline()).split()
+        words = await self._words()
         if words[:1] != [b"ended"]:
             raise WardenLost
         return os.waitstatus_to_exitcode(int(words[1]))
@@ -111,7 +112,14 @@ class Command:
         return True
 
     def close(self) -> None:
+        """Lets go of the command. What still lives of it is killed."""
         self._writer.close()
+
+    async def _words(self) -> list[bytes]:
+        try:
+            return (await self._reader.readline()).split()
+        except ConnectionError:
+            return []
 
 
 class ProcessTree:
@@ -128,7 +136,9 @@ class ProcessTree:
         try:
             await uninterrupted(self._in_thread(self._spawn))
         except OSError as exc:
-            raise RuntimeFault(f"a sandbox process could not be started: {exc.strerror}") from exc
+            raise RuntimeFault(f"the sandbox's first process could not be started: {exc.strerror or exc}") from exc
+        except WardenLost:
+            raise RuntimeFault(f"the sandbox's first process ended at once: {self.last_words()}") from None
 
     async def run(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], fds: Descriptors) -> Command:
         """Hands a command to the warden. Raises `WardenLost`; the descriptors are closed in any case."""
@@ -136,20 +146,21 @@ class ProcessTree:
         ours, theirs = socket.socketpair()
         try:
             await uninterrupted(self._in_thread(self._send, body, fds, theirs))
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
         except BaseException:
+            # A keeper whose socket is closed ends what it started.
             ours.close()
             raise
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
         return Command(reader, writer)
 
     async def stop(self) -> bool:
-        """Kills everything under the warden; whether the kernel confirmed within `KILL_S` that nothing is left."""
-        if self._process is None:
-            return True
+        """Kills everything under the warden; whether it confirmed within `KILL_S` that nothing is left."""
         if self._control is not None:
             self._control.close()
             self._control = None
-        return await uninterrupted(self._in_thread(self._wait))
+        if self._process is None:
+            return True
+        return await uninterrupted(asyncio.to_thread(self._wait))
 
     def last_words(self) -> str:
         """What the warden printed before it died, one line."""
@@ -159,11 +170,13 @@ class ProcessTree:
             return ""
         return next((line for line in reversed(lines) if line.strip()), "")
 
-    async def _in_thread(self, function: Any, *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(_spawners, function, *args)
+    @staticmethod
+    async def _in_thread(function: Callable[..., None], *args: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(_spawners, function, *args)
 
     def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
+        self._control = ours
         with theirs, WARDEN.open("rb") as source, self._stderr.open("wb") as stderr:
             # argv[0] and the script's name keep `pkill -f python` of an agent away from it; through /proc/self/exe
             # the interpreter still finds its library.
@@ -178,7 +191,10 @@ class ProcessTree:
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
             )
-        self._control = ours
+        ours.settimeout(START_S)
+        if not ours.recv(64):
+            raise WardenLost
+        ours.settimeout(None)
 
     def _send(self, body: bytes, fds: Descriptors, reply: socket.socket) -> None:
         try:
@@ -203,4 +219,4 @@ class ProcessTree:
             self._process.wait(KILL_S)
         except subprocess.TimeoutExpired:
             return False
-        return True
+        return self._process.returncode == 0

@@ -1,18 +1,21 @@
+# ruff: noqa: PTH208, PTH123, PTH110, S606
 """The process that every process of a `local` sandbox descends from. A program of its own; nothing imports it.
 
     warden.py CONTROL_FD
 
-The worker sends one request a command: eight bytes of length with five descriptors attached (stdin, stdout, stderr, and
-the command's control socket), then a JSON body {argv, cwd, env}. For each the warden forks a keeper, and the keeper forks
-the command. Both are child subreapers (prctl), so a process that daemonises, calls setsid or empties its environment
-is handed to its keeper by the kernel and cannot leave the tree. Having no child left (ECHILD) therefore proves that
-nothing of the command lives, which no scan of /proc can.
+The worker sends one request a command: eight bytes of length with four descriptors attached (stdin, stdout, stderr,
+and the command's control socket), then a JSON body {argv, cwd, env}. For each the warden forks a keeper, and the
+keeper forks the command. Both are child subreapers (prctl), so a process that daemonises, calls setsid or empties its
+environment is handed to its keeper by the kernel and cannot leave the tree. Having no child left (ECHILD) therefore
+proves that nothing of the command lives, which no scan of /proc can.
 
-A keeper says on the command's socket, a line each: `started <pid>`, or `failed <stage> <errno>`; then `ended <wait status>`;
-and closes it when the last descendant is gone. It kills the whole tree when it reads anything, and when the socket is
-closed by the other side: a worker that dies leaves nothing running. The warden does the same for all keepers together.
+A keeper says on the command's socket, a line each: `started <pid>`, or `failed <stage> <errno>`; then `ended <wait
+status>`; and closes it when the last descendant is gone. It kills the whole tree when it reads anything, and when the
+socket is closed by the other side: a worker that dies leaves nothing running. The warden does the same for all keepers
+together.
 
-It is started with an argv and a process name that no `pkill python` matches, and uses the standard library only.
+It is started with an argv and a process name that no `pkill python` matches, and uses only light parts of the
+standard library: it starts once a sandbox.
 """
 
 import array
@@ -43,12 +46,13 @@ def main(control_fd: int) -> None:
     control = socket.socket(fileno=control_fd)
     control.set_inheritable(False)
     wakeup = _wakeup_on_child()
+    _say(control, "ready")
     while True:
-        ready, _, _ = select.select([control, wakeup], [], [])
+        ready, _, _ = select.select([control.fileno(), wakeup], [], [])
         if wakeup in ready:
             os.read(wakeup, 4096)
             _reap()
-        if control in ready:
+        if control.fileno() in ready:
             request = _receive(control)
             if request is None:
                 kill_tree()
@@ -92,10 +96,10 @@ def keep(body: bytes, fds: list[int]) -> NoReturn:
             _say(worker, f"ended {ended}")
         if alone:
             os._exit(0)
-        ready, _, _ = select.select([worker, wakeup], [], [])
+        ready, _, _ = select.select([worker.fileno(), wakeup], [], [])
         if wakeup in ready:
             os.read(wakeup, 4096)
-        if worker in ready:
+        if worker.fileno() in ready:
             worker.recv(4096)
             status = kill_tree(pid)
             if status is not None:
@@ -183,7 +187,7 @@ def _children(pid: int) -> list[int]:
                 found.extend(int(child) for child in file.read().split())
     except FileNotFoundError:
         # Gone meanwhile, or a kernel without this file.
-        return found if os.path.exists("/proc/self/task/%d/children" % os.getpid()) else _children_by_scan(pid)
+        return found if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else _children_by_scan(pid)
     except (ProcessLookupError, PermissionError):
         pass
     return found
