@@ -1,7 +1,7 @@
-"""The calculator example: a small repository with failing tests, and what its tests are called.
+"""The calculator example as package data: a small repository with failing tests, and the task to finish it.
 
 The scenario `calculator` of the scripted inference server plays four agents on it: two solve it, one breaks it and
-one gives up. Whether they did is for the tests to say: `python3 -m tests.report` in the repository.
+one gives up. Whether they did is for the repository's tests to say.
 """
 
 from __future__ import annotations
@@ -9,13 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 REPO = Path(__file__).parent / "repo"
-"""The repository as a folder; copy it, never work in it."""
+"""The repository. Copy it, never work in it."""
 
-INSTRUCTION = (
-    "The calculator in calculator.py is unfinished: its tests fail. Finish it so that every test in tests/ passes."
-    " README.md says what it shall do. Do not change the tests. Run them with"
-    " `python3 -m unittest discover -s tests`."
-)
-
-TEST_COMMAND = "python3 -m tests.report"
-"""Prints a line `PASSED|FAILED|ERROR|SKIPPED <test id>` for each test; needs nothing but Python."""
+TASK_FILE = Path(__file__).parent / "task.yaml"
+"""The task: four samples with mini-swe-agent in a local runtime, scored by `test_on_output`."""

@@ -17,10 +17,14 @@ from typing import Any
 
 import pytest
 
-from polarq.testing.calculator import INSTRUCTION, REPO, TEST_COMMAND
+from polarq.contracts.task import Task
+from polarq.testing.calculator import REPO, TASK_FILE
 from polarq.testing.inference import ScriptedInference, expected_logprobs, load_scenario
 
 SCENARIO = load_scenario("calculator")
+TASK = Task.load(TASK_FILE)
+SCORING = TASK.evaluator.config if TASK.evaluator else {}
+EXAMPLE = Path(__file__).parents[3] / "examples" / "calculator" / "task.yaml"
 TESTS = re.findall(r"def (test_\w+)", (REPO / "tests" / "test_calculator.py").read_text())
 PASSED_BY_THE_UNTOUCHED = 4
 PASSED_AFTER = {"rewrites": len(TESTS), "breaks": 0, "edits": len(TESTS), "gives_up": PASSED_BY_THE_UNTOUCHED}
@@ -39,7 +43,9 @@ def copy_of_the_repo(target: Path) -> Path:
 
 def outcomes(repo: Path) -> dict[str, str]:
     """What the repository's tests say: {test id: PASSED|FAILED|ERROR}."""
-    done = subprocess.run(["bash", "-c", TEST_COMMAND], cwd=repo, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", SCORING["test_command"]], cwd=repo, check=False, capture_output=True, text=True
+    )
     found = {name: outcome for outcome, name in (line.split(" ", 1) for line in done.stdout.splitlines())}
     assert (done.returncode == 0) == (set(found.values()) == {"PASSED"}), done.stderr
     return found
@@ -55,6 +61,20 @@ def test_the_untouched_repository_fails_some_tests_and_passes_others(repo: Path)
     assert sorted(found) == sorted(f"tests/test_calculator.py::CalculatorTest::{name}" for name in TESTS)
     assert passed(repo) == PASSED_BY_THE_UNTOUCHED
     assert set(found.values()) == {"PASSED", "FAILED", "ERROR"}
+
+
+def test_the_task_expects_exactly_the_tests_that_there_are(repo: Path) -> None:
+    assert SCORING["expected_output_json"] == dict.fromkeys(outcomes(repo), "PASSED")
+
+
+def test_the_task_among_the_examples_is_the_one_that_is_installed() -> None:
+    def told(task: Task) -> dict[str, Any]:
+        fields = task.model_dump(exclude={"task_id"})
+        for action in fields["runtime"]["prepare"]:
+            action["source"] = action["source"] and Path(action["source"]).resolve()
+        return fields
+
+    assert told(Task.load(EXAMPLE)) == told(TASK)
 
 
 def test_a_module_that_cannot_be_imported_is_one_error_and_no_pass(repo: Path) -> None:
@@ -111,7 +131,7 @@ async def run_mini(server: ScriptedInference, script: str, folder: Path) -> dict
     repo = copy_of_the_repo(folder / "repo")
     record = folder / "record.json"
     model = f"openai/{server.options.served_model_name}:{script}"
-    command = ["mini", "-m", model, "-t", INSTRUCTION, "-y", "--exit-immediately", "-o", str(record)]
+    command = ["mini", "-m", model, "-t", TASK.instruction, "-y", "--exit-immediately", "-o", str(record)]
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=repo,
