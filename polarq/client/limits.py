@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from urllib.parse import urlsplit
 
+from polarq.callback.address import check_callback_url, own_ports
 from polarq.contracts.task import Task
 from polarq.errors import InvalidTask
 from polarq.topology.models import Topology
@@ -23,8 +23,8 @@ def check_task(task: Task, topology: Topology) -> None:
         if not any(fnmatch.fnmatchcase(image, pattern) for pattern in security.allowed_images):
             problems.append(f"runtime.image: '{image}' is not among security.allowed_images")
     if task.callback_url is not None:
-        host = (urlsplit(task.callback_url).hostname or "").rstrip(".").lower()
-        if host not in {h.rstrip(".").lower() for h in security.callback_hosts}:
-            problems.append(f"callback_url: host '{host}' is not among security.callback_hosts")
+        problem = check_callback_url(task.callback_url, security.callback_hosts, own_ports(topology))
+        if problem is not None:
+            problems.append(f"callback_url: {problem}")
     if problems:
         raise InvalidTask("task", problems)

@@ -48,6 +48,14 @@ class Keys:
         """String with expiry: a cancel that arrived before its task."""
         return f"{self.prefix}:{{{task_id}}}:tombstone"
 
+    def callbacks(self, task_id: str) -> str:
+        """List: every try to deliver the task's callback, as JSON, oldest first."""
+        return f"{self.prefix}:{{{task_id}}}:callbacks"
+
+    def callback_claim(self, task_id: str) -> str:
+        """String with expiry: who delivers the task's callback now, or that it is over."""
+        return f"{self.prefix}:{{{task_id}}}:callback-claim"
+
     # Shared
     @property
     def tasks(self) -> str:

@@ -1,0 +1,156 @@
+"""Nodes, the server's own status, metrics, and what polarq answers differently from Polar on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from polarq.errors import LedgerUnavailable, NodeNotFound
+from polarq.http.answers import Refused, answer, retry_after
+from polarq.http.metrics import CONTENT_TYPE, metrics_page
+from polarq.http.polar_json import node_info
+from polarq.http.polar_shapes import (
+    GatewayNodeInfo,
+    Health,
+    InferenceStatus,
+    Ready,
+    ServerStatus,
+)
+from polarq.http.queries import NoQuery, PauseQuery, node_id_of, query
+from polarq.http.shim import Shim
+from polarq.ledger import AsyncLedger
+from polarq.ledger.calls import Call
+from polarq.ledger.records import decode
+
+_HEALTH_S = 1.0
+_READY_S = 3.0
+_STATUS_TASKS = 1000
+
+
+async def health(shim: Shim, request: web.Request) -> web.StreamResponse:
+    """The process lives: 200 always. `ledger` says whether Redis answered within a second."""
+    query(request, NoQuery)
+    try:
+        async with asyncio.timeout(_HEALTH_S):
+            nodes = await shim.client.ledger.do(shim.client.ledger.calls.node_records())
+        made: Health = {"status": "ok", "nodes": len(nodes), "ledger": True}
+    except (LedgerUnavailable, TimeoutError):
+        made = {"status": "ok", "nodes": 0, "ledger": False}
+    return answer(made)
+
+
+async def ready(shim: Shim, request: web.Request) -> web.StreamResponse:
+    """Redis can be written, and does not throw away what it is given."""
+    query(request, NoQuery)
+    try:
+        async with asyncio.timeout(_READY_S):
+            problem = await shim.client.ledger.do(_usable(shim.client.ledger))
+    except LedgerUnavailable as exc:
+        problem = str(exc)
+    except TimeoutError:
+        problem = f"Redis did not answer within {_READY_S:g} s"
+    if problem is not None:
+        raise Refused(503, problem, retry_after(2.0))
+    made: Ready = {"status": "ready"}
+    return answer(made)
+
+
+def _usable(ledger: AsyncLedger) -> Call[str | None]:
+    """What is wrong with Redis as a ledger; None: nothing."""
+    commands = (("SET", f"{ledger.calls.keys.prefix}:ready", "1", "EX", 10), ("INFO", "memory"))
+
+    def read(replies: list[object]) -> str | None:
+        info = replies[1]
+        if isinstance(info, dict):
+            values = {decode(key): decode(value) for key, value in info.items()}
+        else:
+            pairs = [line.partition(":") for line in decode(info).splitlines()]
+            values = {key: value.strip() for key, _, value in pairs}
+        policy = values.get("maxmemory_policy", "noeviction")
+        if values.get("maxmemory", "0") != "0" and policy != "noeviction":
+            return f"Redis evicts data when it is full (maxmemory-policy {policy}); set maxmemory-policy noeviction"
+        return None
+
+    return Call(read, commands=commands)
+
+
+async def metrics(shim: Shim, request: web.Request) -> web.StreamResponse:
+    query(request, NoQuery)
+    return web.Response(body=(await metrics_page(shim)).encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def server_status(shim: Shim, request: web.Request) -> web.StreamResponse:
+    query(request, NoQuery)
+    await shim.index.refresh()
+    ledger = shim.client.ledger
+    waiting = await ledger.do(Call(lambda r: int(r[0]), commands=(("ZCARD", ledger.calls.keys.waiting),)))
+    newest = shim.index.newest_first()[:_STATUS_TASKS]
+    made: ServerStatus = {
+        "tasks": {task.task_id: task.state.value for task in newest},
+        "pipeline": {"pending_sessions": waiting},
+        "nodes": {"nodes": await _infos(shim)},
+    }
+    return answer(made)
+
+
+async def list_nodes(shim: Shim, request: web.Request) -> web.StreamResponse:
+    query(request, NoQuery)
+    return answer(await _infos(shim))
+
+
+async def get_node(shim: Shim, request: web.Request) -> web.StreamResponse:
+    query(request, NoQuery)
+    node_id = node_id_of(request)
+    for info in await _infos(shim):
+        if info["node_id"] == node_id:
+            return answer(info)
+    raise NodeNotFound(f"no node '{node_id}' has announced itself")
+
+
+async def drain_node(shim: Shim, request: web.Request) -> web.StreamResponse:
+    """Polar's DELETE: the node takes nothing new and finishes what it has."""
+    return await _drain(shim, request, on=True)
+
+
+async def undrain_node(shim: Shim, request: web.Request) -> web.StreamResponse:
+    return await _drain(shim, request, on=False)
+
+
+async def _drain(shim: Shim, request: web.Request, *, on: bool) -> web.StreamResponse:
+    query(request, NoQuery)
+    record = await shim.client.drain(node_id_of(request), on)
+    return answer(node_info(record, shim.topology.gateway.heartbeat_interval_seconds))
+
+
+async def _infos(shim: Shim) -> list[GatewayNodeInfo]:
+    heartbeat_s = shim.topology.gateway.heartbeat_interval_seconds
+    return sorted(
+        (node_info(record, heartbeat_s) for record in await shim.client.nodes()), key=lambda info: info["node_id"]
+    )
+
+
+async def inference_status(shim: Shim, request: web.Request) -> web.StreamResponse:
+    """Whether model calls are held back. The ledger does not count calls in flight, so `inflight` is null."""
+    query(request, NoQuery)
+    nodes = await shim.client.nodes()
+    alive = [node for node in nodes if node.alive]
+    made: InferenceStatus = {
+        "paused": bool(alive) and all(node.paused for node in alive),
+        "inflight": None,
+        "nodes": [
+            {"node_id": n.node_id, "paused": n.paused, "alive": n.alive, "inference": n.health.inference} for n in nodes
+        ],
+    }
+    return answer(made)
+
+
+async def inference_switch(shim: Shim, request: web.Request) -> web.StreamResponse:
+    query(request, PauseQuery)
+    raise Refused(501, "pausing inference is not built into this version of polarq; drain the nodes instead")
+
+
+async def not_over_http(shim: Shim, request: web.Request) -> web.StreamResponse:
+    raise Refused(
+        501, "polarq's nodes meet in Redis, not over HTTP: start one with `celery -A polarq worker -Q <node>`"
+    )

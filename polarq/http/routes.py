@@ -1,0 +1,95 @@
+"""Every route in one table: what serves it, and what `/openapi.json` says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from polarq.contracts.base import Contract
+from polarq.contracts.task import Task
+from polarq.http import events, nodes, polar_shapes, tasks
+from polarq.http.queries import CancelQuery, EventsQuery, NoQuery, PauseQuery, TaskQuery, TasksQuery
+from polarq.http.shim import Shim
+
+Handler = Callable[[Shim, web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method on one path. `refusals`: status codes beside those that every route has."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    answer: Any
+    """The shape of the JSON; a content type as text for what is not JSON."""
+    query: type[Contract] = NoQuery
+    body: type[Contract] | None = None
+    refusals: tuple[int, ...] = ()
+
+
+_SHAPES = polar_shapes
+_NODE_LIST = list[polar_shapes.GatewayNodeInfo]
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/health", nodes.health, "The process lives; needs no token", _SHAPES.Health),
+    Route("GET", "/ready", nodes.ready, "Redis is reachable and usable", _SHAPES.Ready, refusals=(503,)),
+    Route("GET", "/metrics", nodes.metrics, "Prometheus metrics", "text/plain"),
+    Route(
+        "POST", "/rollout/task/submit", tasks.submit, "Submit a task; the same request again is the same task",
+        _SHAPES.SubmitAnswer, body=Task, refusals=(400, 409, 413, 429),
+    ),
+    Route(
+        "GET", "/rollout/task/{task_id}", tasks.get_task, "A task with its ended sessions",
+        _SHAPES.TaskStatus, query=TaskQuery, refusals=(404,),
+    ),
+    Route(
+        "DELETE", "/rollout/task/{task_id}", tasks.cancel_task, "Cancel a task",
+        _SHAPES.TaskStatus, query=CancelQuery, refusals=(404,),
+    ),
+    Route(
+        "GET", "/rollout/task/{task_id}/callbacks", tasks.list_callbacks, "Tries to deliver the task's callback",
+        _SHAPES.CallbackTries, refusals=(404,),
+    ),
+    Route("GET", "/rollout/status", nodes.server_status, "Tasks, waiting sessions and nodes", _SHAPES.ServerStatus),
+    Route("GET", "/tasks", tasks.list_tasks, "Tasks, newest change first", _SHAPES.TaskList, query=TasksQuery),
+    Route(
+        "GET", "/tasks/{task_id}/sessions", tasks.list_sessions, "Sessions of a task",
+        _SHAPES.SessionList, refusals=(404,),
+    ),
+    Route(
+        "GET", "/sessions/{session_id}", tasks.get_session, "One session, with its result once it has ended",
+        _SHAPES.SessionView, refusals=(404,),
+    ),
+    Route(
+        "DELETE", "/sessions/{session_id}", tasks.cancel_session, "Cancel one session",
+        _SHAPES.SessionCancelled, refusals=(404,),
+    ),
+    Route("GET", "/nodes", nodes.list_nodes, "Nodes", _NODE_LIST),
+    Route("GET", "/nodes/{node_id}", nodes.get_node, "One node", _SHAPES.GatewayNodeInfo, refusals=(404,)),
+    Route("DELETE", "/nodes/{node_id}", nodes.drain_node, "Drain a node", _SHAPES.GatewayNodeInfo, refusals=(404,)),
+    Route(
+        "POST", "/nodes/{node_id}/undrain", nodes.undrain_node, "Let a node take work again",
+        _SHAPES.GatewayNodeInfo, refusals=(404,),
+    ),
+    Route(
+        "GET", "/events", events.stream, "What happens, as server-sent events",
+        "text/event-stream", query=EventsQuery,
+    ),
+    Route(
+        "GET", "/admin/inference/status", nodes.inference_status, "Whether inference is paused",
+        _SHAPES.InferenceStatus,
+    ),
+    Route(
+        "POST", "/admin/inference/pause", nodes.inference_switch, "Not built in yet", None,
+        query=PauseQuery, refusals=(501,),
+    ),
+    Route("POST", "/admin/inference/resume", nodes.inference_switch, "Not built in yet", None, refusals=(501,)),
+    Route("POST", "/nodes/register", nodes.not_over_http, "Nodes register through Redis", None, refusals=(501,)),
+    Route("POST", "/nodes/{node_id}/heartbeat", nodes.not_over_http, "Nodes beat through Redis", None, refusals=(501,)),
+    Route("POST", "/callbacks/session_result", nodes.not_over_http, "Nodes commit to Redis", None, refusals=(501,)),
+)  # fmt: skip
