@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, StringConstraints, field_validator, 
 
 from polarq.contracts.base import ID_PATTERN, Contract
 from polarq.contracts.specs import RuntimeSpec
+from polarq.errors import InvalidTopology
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 NodeId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
@@ -278,3 +279,16 @@ class Topology(Contract):
 
     def node(self, node_id: str) -> Node | None:
         return next((node for node in self.gateway.nodes if node.id == node_id), None)
+
+    def resolve(self, node_id: str) -> Node:
+        """The node of that id. A topology with one node is a fleet's template: any id takes its settings.
+
+        Raises `InvalidTopology` for an id that a topology of several nodes does not list.
+        """
+        found = self.node(node_id)
+        if found is not None:
+            return found
+        if len(self.gateway.nodes) > 1:
+            listed = ", ".join(node.id for node in self.gateway.nodes)
+            raise InvalidTopology("topology", [f"there is no node '{node_id}' (nodes: {listed})"])
+        return self.gateway.nodes[0].model_copy(update={"id": node_id})

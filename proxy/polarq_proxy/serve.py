@@ -25,7 +25,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
 
-from polarq.errors import InvalidTopology, LedgerUnavailable, PolarqError
+from polarq.errors import LedgerUnavailable, PolarqError
 from polarq.ledger.keys import Keys
 from polarq.settings import Settings
 from polarq.topology import Node, load_topology, redis_url
@@ -57,10 +57,7 @@ class ServeOptions:
 async def serve(options: ServeOptions, settings: Settings, env: Mapping[str, str]) -> None:
     """Runs until SIGTERM, SIGINT or the parent's death. Raises `PolarqError` when it cannot begin."""
     topology = load_topology(options.topology, settings)
-    node = topology.node(options.node_id)
-    if node is None:
-        known = ", ".join(each.id for each in topology.gateway.nodes)
-        raise InvalidTopology("topology", [f"there is no node '{options.node_id}' (nodes: {known})"])
+    node = topology.resolve(options.node_id)
     url = redis_url(topology, settings)
     stop = _stop_signals()
     redis = connect(url)

@@ -113,8 +113,7 @@ class _second_signal:  # noqa: N801 - used as a context
 def choose_node(queues: list[str], topology: Topology, settings: Settings) -> Node:
     """The node this worker is: the queue given with -Q, else POLARQ_NODE_ID, else the topology's only node.
 
-    A node that the topology does not list takes the settings of its first node under its own id (a fleet of equal
-    hosts needs one entry). Raises `InvalidTopology`.
+    Raises `InvalidTopology`.
     """
     named = [queue for queue in queues if queue not in RESERVED_QUEUES]
     if len(named) > 1:
@@ -124,13 +123,7 @@ def choose_node(queues: list[str], topology: Topology, settings: Settings) -> No
         listed = ", ".join(node.id for node in nodes)
         raise InvalidTopology("worker", [f"which node is this? start it with -Q NODE (one of {listed})"])
     node_id = named[0] if named else settings.node_id or nodes[0].id
-    node = topology.node(node_id)
-    if node is not None:
-        return node
-    if len(nodes) > 1:
-        listed = ", ".join(node.id for node in nodes)
-        raise InvalidTopology("worker", [f"-Q {node_id}: the topology has no such node (it has {listed})"])
-    return nodes[0].model_copy(update={"id": node_id})
+    return topology.resolve(node_id)
 
 
 def _give_up(exc: PolarqError) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 import polarq
+from polarq.callback.outbox import deliver_task_callback
 from polarq.client import Client
 from polarq.client.states import publish_state
 from polarq.contracts.node import NodeHealth, NodeRecord
@@ -55,7 +56,7 @@ class NodeService:
         self.proxy: ProxyProcess | None = None
         self._started_at = datetime.now(UTC)
         self._loops: list[asyncio.Task[None]] = []
-        self._waited_for_inference = False
+        self._callbacks: set[asyncio.Task[None]] = set()
 
     # --- life
 
@@ -127,7 +128,7 @@ class NodeService:
 
     async def stop(self) -> None:
         """After the drain: leaves the ledger and stops the proxy."""
-        for loop in self._loops:
+        for loop in [*self._loops, *self._callbacks]:
             loop.cancel()
         if self.proxy is not None:
             await self.proxy.stop()
@@ -179,12 +180,19 @@ class NodeService:
         except Exception:
             log.exception("task %s: its Celery result could not be written; the ledger has it", ended.task_id)
         if ended.finished and ended.callback:
-            self.pool.call(self._call_back(ended.task_id))
+            self.pool.loop.call_soon_threadsafe(self._start_callback, ended.task_id)
+
+    def _start_callback(self, task_id: str) -> None:
+        delivery = asyncio.create_task(self._call_back(task_id), name=f"callback {task_id}")
+        self._callbacks.add(delivery)
+        delivery.add_done_callback(self._callbacks.discard)
 
     async def _call_back(self, task_id: str) -> None:
-        from polarq.callback import deliver_callback
-
-        await deliver_callback(self.ledger, task_id, self.topology, self.settings)
+        """Runs beside everything else: the task's own end does not wait for the trainer's server."""
+        try:
+            await deliver_task_callback(self.ledger, self.topology, task_id, secret=self.settings.callback_secret)
+        except PolarqError as exc:
+            log.error("task %s: its callback was not delivered: %s", task_id, exc)
 
     # --- loops
 
@@ -265,8 +273,13 @@ class NodeService:
 
 
 def read_health(answer: Any) -> NodeHealth:
-    """The proxy's /health as a node's health."""
-    inference = answer.get("inference") if isinstance(answer, dict) else None
-    if not isinstance(inference, dict):
+    """The proxy's /health as a node's health: inference is usable when one endpoint answers and gives token ids."""
+    endpoints = answer.get("inference") if isinstance(answer, dict) else None
+    if not isinstance(endpoints, list) or not endpoints:
         return NodeHealth(proxy=True)
-    return NodeHealth(proxy=True, inference=inference.get("ok"), message=str(inference.get("message") or ""))
+    if any(e.get("reachable") and e.get("ids") for e in endpoints):
+        return NodeHealth(proxy=True, inference=True)
+    if any(e.get("reachable") is not False and e.get("ids") is None for e in endpoints):
+        return NodeHealth(proxy=True)
+    problems = "; ".join(str(e.get("problem") or f"{e.get('url')} does not answer") for e in endpoints)
+    return NodeHealth(proxy=True, inference=False, message=problems)

@@ -166,7 +166,9 @@ class Walk:
                 if exc.timed_out:
                     raise timed_out(Boundary.PREPARE, "prepare", budget) from exc
                 raise failed(Boundary.PREPARE, "prepare_failed", str(exc)) from exc
-            except (RuntimeFault, UnknownPlugin) as exc:
+            except (UnknownPlugin, InvalidInput) as exc:
+                raise failed(Boundary.TASK, "unusable_task", str(exc)) from exc
+            except RuntimeFault as exc:
                 raise failed(Boundary.RUNTIME, "runtime_failed", str(exc)) from exc
             except EvaluatorFault as exc:
                 raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
