@@ -85,15 +85,13 @@ class _Growing:
             self._other[key] = value
 
     def whole(self) -> Choice:
-        message: dict[str, Any] = {"role": "assistant", "content": None}
-        for key, parts in self._texts.items():
-            text = "".join(parts)
-            if text or key == "content":
-                message[key] = text
+        texts = {key: "".join(parts) for key, parts in self._texts.items()}
+        message: dict[str, Any] = {"role": "assistant", "content": texts.pop("content", "")}
+        message.update({key: text for key, text in texts.items() if text})
         if self._calls:
             message["tool_calls"] = [self._calls[index].whole() for index in sorted(self._calls)]
-            # An engine that answers at once says null where only a call was made.
-            message["content"] = message["content"] or None
+        if not message["content"] and len(message) > 2:
+            message["content"] = None  # as in an answer that comes whole, where thinking or a call is all there is
         message.update(self._other)
         self.choice.message = message
         return self.choice

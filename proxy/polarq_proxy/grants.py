@@ -54,6 +54,10 @@ class Session:
             del self.failures[next(iter(self.failures))]
         return count
 
+    def stale(self) -> None:
+        """Its next call asks Redis again whether it is open."""
+        self.checked_at = float("-inf")
+
     def use(self, endpoint: Endpoint) -> None:
         """From now on its calls go to `endpoint`."""
         if self.endpoint is not endpoint:

@@ -109,6 +109,7 @@ class Recorder:
             async with asyncio.timeout(STORE_TIMEOUT_S):
                 await self._completions.extend(completions, session.spec, session.secret)
         except GrantRefused as exc:
+            session.stale()
             raise CallFault(FaultKind.NO_SESSION, f"{exc}; nothing more will be answered here") from exc
         except (LedgerUnavailable, TimeoutError) as exc:
             text = f"the call could not be recorded, so it is not answered: {exc or 'Redis takes too long'}"
