@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from polarq.cli.door import open_client
-from polarq.cli.options import Config, Json
+from polarq.cli.door import find_task, open_door
+from polarq.cli.options import Config, Json, Url
 from polarq.cli.outcome import ExitCode, command
 from polarq.cli.terminal import Screen, print_json, shown
 
@@ -16,18 +16,19 @@ from polarq.cli.terminal import Screen, print_json, shown
 def cancel(
     target: Annotated[str, typer.Argument(metavar="TASK_OR_ROLLOUT", help="A task id or rollout id.")],
     config: Config = None,
+    url: Url = None,
     as_json: Json = False,
 ) -> ExitCode:
     """Cancel a task or one rollout. What was captured until then is kept."""
-    with open_client(config) as client:
-        done = client.cancel(target)
-    running = [rollout.rollout_id for rollout in done.active]
+    with open_door(config, url) as door:
+        picture, index = find_task(door, target)
+        done = door.cancel(picture.task_id, index)
     if as_json:
-        print_json({"target": target, "already_over": done.already_over, "stopping": running})
+        print_json({"target": target, "already_over": done.already_over, "stopping": list(done.stopping)})
     elif done.already_over:
-        Screen().line(shown(target), " had ended already")
-    elif running:
-        Screen().line(shown(target), f" is cancelled; {len(running)} running rollouts are told to stop")
+        Screen().say(shown(target), " had ended already")
+    elif done.stopping:
+        Screen().say(shown(target), f" is cancelled; {len(done.stopping)} running rollouts are told to stop")
     else:
-        Screen().line(shown(target), " is cancelled")
+        Screen().say(shown(target), " is cancelled")
     return ExitCode.OK

@@ -36,7 +36,7 @@ def check(
         if as_json:
             print_json({"file": None, "ok": True, "mistakes": []})
         else:
-            Screen().line("there is no topology file; the defaults hold (polarq config reference --yaml shows them)")
+            Screen().say("there is no topology file; the defaults hold (polarq config reference --yaml shows them)")
         return ExitCode.OK
     topology, mistakes = check_topology(path)
     if as_json:
@@ -44,7 +44,7 @@ def check(
         print_json({"file": str(path), "ok": topology is not None, "mistakes": told})
     elif topology is not None:
         nodes = ", ".join(node.id for node in topology.gateway.nodes)
-        Screen().line(f"{shown(path)}: ok; {len(topology.gateway.nodes)} nodes: {shown(nodes)}")
+        Screen().say(f"{shown(path)}: ok; {len(topology.gateway.nodes)} nodes: {shown(nodes)}")
     for mistake in [] if as_json else mistakes:
         where = str(path) if mistake.line is None else f"{path}:{mistake.line}"
         complain(f"{where}: {mistake.path}: {mistake.message}" if mistake.path else f"{where}: {mistake.message}")
@@ -63,11 +63,11 @@ def show(config: Config = None, as_json: Json = False) -> ExitCode:
         print_json({"file": None if path is None else str(path), "values": told})
         return ExitCode.OK
     screen = Screen()
-    screen.line((f"# file: {shown(path) if path else 'none'}", "dim"))
+    screen.say((f"# file: {shown(path) if path else 'none'}", "dim"))
     names = {"default": "default", "file": "file", "env": "POLARQ_REDIS_URL"}
     for value in values:
         for line in _lines(value, names[value.origin]):
-            screen.line(line)
+            screen.say(line)
     return ExitCode.OK
 
 

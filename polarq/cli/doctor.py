@@ -42,7 +42,7 @@ def doctor(config: Config = None, as_json: Json = False) -> ExitCode:
         told = [{"part": f.part, "verdict": f.verdict.value, "fact": f.fact, "advice": f.advice} for f in findings]
         print_json({"ok": not failed, "failed": failed, "warnings": warned, "findings": told})
     else:
-        screen.line(f"{len(findings)} checks, {failed} failed, {warned} warnings")
+        screen.say(f"{len(findings)} checks, {failed} failed, {warned} warnings")
     return ExitCode.FAILED if failed else ExitCode.OK
 
 
@@ -62,7 +62,7 @@ def _findings(config: Path | None) -> Iterator[Finding]:
 
 
 def _print(screen: Screen, finding: Finding) -> None:
-    screen.line(
+    screen.say(
         (finding.verdict.value.ljust(4), STYLES[finding.verdict]),
         "  ",
         (shown(finding.part), "bold"),
@@ -70,5 +70,5 @@ def _print(screen: Screen, finding: Finding) -> None:
         shown(finding.fact),
     )
     if finding.advice:
-        screen.line(("      -> ", "dim"), shown(finding.advice))
+        screen.say(("      -> ", "dim"), shown(finding.advice))
     screen.file.flush()

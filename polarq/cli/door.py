@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
-from polarq.cli.picture import Picture
+from polarq.cli.picture import Picture, TaskLine
 from polarq.client import Client
 from polarq.contracts.event import Event
+from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.task import Task
 from polarq.errors import ResultTimeout, TaskNotFound
+from polarq.ledger import without_password
 from polarq.settings import Settings
 from polarq.topology import load_topology
 
@@ -27,10 +29,18 @@ WAIT_STEP_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A submitted task. `created` is False when the same request was there already."""
+    """A submitted task. `created` is False when the same request is known to have been there already."""
 
     task_id: str
     created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What a cancel did. `stopping`: rollouts that ran and were told to stop."""
+
+    already_over: bool
+    stopping: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +54,10 @@ class Update:
 class Door(Protocol):
     """What a command can ask of a deployment. Errors are `polarq.errors` and `Unreachable`."""
 
-    name: str
-    """For messages: 'Redis at ...' or 'shim at ...'."""
+    @property
+    def where(self) -> str:
+        """For people: which door this is."""
+        ...
 
     def submit(self, task: Task) -> Accepted: ...
 
@@ -56,6 +68,18 @@ class Door(Protocol):
         ...
 
     def rollout(self, rollout_id: str) -> RolloutResult: ...
+
+    def cancel(self, task_id: str, index: int | None) -> Stopped: ...
+
+    def tasks(self, limit: int) -> list[TaskLine]: ...
+
+    def nodes(self) -> list[NodeRecord]: ...
+
+    def drain(self, node_id: str, on: bool) -> NodeRecord: ...
+
+    def events(self, task_id: str | None, after: str | None) -> Iterator[Event]:
+        """Events as they happen; of one task from its start to its end."""
+        ...
 
     def __enter__(self) -> Self: ...
 
@@ -70,13 +94,7 @@ def open_door(config: Path | None, url: str | None = None) -> Door:
         from polarq.cli.shim import ShimDoor
 
         return ShimDoor(address, settings.token)
-    return RedisDoor(open_client(config, settings))
-
-
-def open_client(config: Path | None, settings: Settings | None = None) -> Client:
-    """A client of the deployment that `config`, else the environment, describes."""
-    settings = settings or Settings.from_env()
-    return Client(load_topology(config, settings), settings)
+    return RedisDoor(Client(load_topology(config, settings), settings))
 
 
 class RedisDoor:
@@ -84,7 +102,10 @@ class RedisDoor:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.name = "Redis"
+
+    @property
+    def where(self) -> str:
+        return f"Redis {without_password(self.client.url)}"
 
     def submit(self, task: Task) -> Accepted:
         done = self.client.submit(task)
@@ -96,6 +117,21 @@ class RedisDoor:
     def rollout(self, rollout_id: str) -> RolloutResult:
         return self.client.rollout(rollout_id)
 
+    def cancel(self, task_id: str, index: int | None) -> Stopped:
+        done = self.client.cancel(task_id if index is None else f"{task_id}.{index}")
+        return Stopped(done.already_over, tuple(rollout.rollout_id for rollout in done.active))
+
+    def tasks(self, limit: int) -> list[TaskLine]:
+        ledger = self.client.ledger
+        task_ids = ledger.do(ledger.calls.recent_task_ids(limit))
+        return [TaskLine.of(row) for row in ledger.do(ledger.calls.task_rows(task_ids))]
+
+    def nodes(self) -> list[NodeRecord]:
+        return self.client.nodes()
+
+    def drain(self, node_id: str, on: bool) -> NodeRecord:
+        return self.client.drain(node_id, on)
+
     def watch(self, task_id: str, timeout_s: float | None) -> Iterator[Update]:
         ledger = self.client.ledger
         last = ledger.do(ledger.calls.last_event_id())
@@ -105,11 +141,11 @@ class RedisDoor:
             picture = self.picture(task_id)
             if picture.state.terminal:
                 # Its last event may be a moment behind the record.
-                rest = of_task(ledger.wait_events(last, 0.001), task_id)
+                rest = _of_task(ledger.wait_events(last, 0.001), task_id)
                 yield Update(picture, [*events, *rest])
                 return
             yield Update(picture, events)
-            events, last = self._next(task_id, last, step(deadline, picture))
+            events, last = self._next(task_id, last, time_left(deadline, picture))
 
     def _next(self, task_id: str, last: str, wait_s: float) -> tuple[list[Event], str]:
         """The next events of the task, after at most `wait_s`, and where to go on."""
@@ -118,9 +154,25 @@ class RedisDoor:
             seen = self.client.ledger.wait_events(last, left)
             if seen:
                 last = seen[-1].event_id
-            if events := of_task(seen, task_id):
+            if events := _of_task(seen, task_id):
                 return events, last
         return [], last
+
+    def events(self, task_id: str | None, after: str | None) -> Iterator[Event]:
+        ledger = self.client.ledger
+        if task_id is None:
+            last = after or ledger.do(ledger.calls.last_event_id())
+        else:
+            # Event ids are the server's milliseconds: from just before the task was made.
+            last = after or f"{int(self.client.record(task_id).created_at.timestamp() * 1000) - 1}"
+        while True:
+            over = task_id is not None and self.client.record(task_id).state.terminal
+            events = ledger.wait_events(last, 0.001 if over else WAIT_STEP_S)
+            if events:
+                last = events[-1].event_id
+                yield from events if task_id is None else _of_task(events, task_id)
+            elif over:
+                return
 
     def __enter__(self) -> Self:
         return self
@@ -129,12 +181,12 @@ class RedisDoor:
         self.client.close()
 
 
-def of_task(events: Sequence[Event], task_id: str) -> list[Event]:
+def _of_task(events: Sequence[Event], task_id: str) -> list[Event]:
     return [event for event in events if event.data.get("task_id") == task_id]
 
 
-def step(deadline: float | None, picture: Picture) -> float:
-    """How long to wait now. Raises `ResultTimeout` when the time is over."""
+def time_left(deadline: float | None, picture: Picture) -> float:
+    """How long to wait now, in seconds. Raises `ResultTimeout` when the time is over."""
     if deadline is None:
         return WAIT_STEP_S
     left = deadline - time.monotonic()

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from polarq.cli.door import open_client
-from polarq.cli.options import Config, Json
+from polarq.cli.door import open_door
+from polarq.cli.options import Config, Json, Url
 from polarq.cli.outcome import ExitCode, command
 from polarq.cli.terminal import Screen, print_json, shown
 
@@ -17,15 +17,16 @@ def drain(
     node: Annotated[str, typer.Argument(metavar="NODE", help="A node id; see polarq nodes.")],
     undo: Annotated[bool, typer.Option("--undo", help="Let it take work again.", show_default=False)] = False,
     config: Config = None,
+    url: Url = None,
     as_json: Json = False,
 ) -> ExitCode:
     """Drain a node: it takes nothing new and finishes what it has."""
-    with open_client(config) as client:
-        record = client.drain(node, on=not undo)
+    with open_door(config, url) as door:
+        record = door.drain(node, on=not undo)
     if as_json:
         print_json(record.model_dump(mode="json"))
     elif undo:
-        Screen().line(shown(node), " takes work again, with its next heartbeat")
+        Screen().say(shown(node), " takes work again, with its next heartbeat")
     else:
-        Screen().line(shown(node), " takes nothing new, from its next heartbeat on; polarq nodes shows what is left")
+        Screen().say(shown(node), " takes nothing new, from its next heartbeat on; polarq nodes shows what is left")
     return ExitCode.OK

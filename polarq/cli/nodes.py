@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from polarq.cli.door import open_client
-from polarq.cli.options import Config, Json
+from polarq.cli.door import open_door
+from polarq.cli.options import Config, Json, Url
 from polarq.cli.outcome import ExitCode, command
 from polarq.cli.terminal import Column, Screen, local_time, print_json, print_table, shown
 from polarq.contracts.node import NodeRecord
@@ -28,10 +28,10 @@ COLUMNS = (
 
 
 @command
-def nodes(config: Config = None, as_json: Json = False) -> ExitCode:
+def nodes(config: Config = None, url: Url = None, as_json: Json = False) -> ExitCode:
     """List the nodes: load per stage, health, model."""
-    with open_client(config) as client:
-        records = client.nodes()
+    with open_door(config, url) as door:
+        records = door.nodes()
     if as_json:
         print_json([record.model_dump(mode="json") for record in records])
     else:
@@ -42,12 +42,12 @@ def nodes(config: Config = None, as_json: Json = False) -> ExitCode:
 def print_nodes(screen: Screen, records: Sequence[NodeRecord]) -> None:
     """The fleet as a table, and below it what ails its nodes."""
     if not records:
-        screen.line("no node has announced itself; start one: celery -A polarq worker -Q node0")
+        screen.say("no node has announced itself; start one: celery -A polarq worker -Q node0")
         return
     print_table(screen, COLUMNS, [_cells(record) for record in records])
     for record in records:
         if record.health.message:
-            screen.line((shown(record.node_id), "bold"), "  ", shown(record.health.message))
+            screen.say((shown(record.node_id), "bold"), "  ", shown(record.health.message))
 
 
 def node_state(record: NodeRecord) -> Text:

@@ -49,6 +49,14 @@ class Unusable(PolarqError):
     """The command cannot do what was asked, as things are: a file that cannot be written, an extra that is missing."""
 
 
+class Signalled(KeyboardInterrupt):
+    """A signal that ends the command as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(number)
+
+
 def task_code(state: TaskState, counts: TaskCounts) -> ExitCode:
     """The outcome of a whole task."""
     if state is TaskState.CANCELLED:
@@ -104,7 +112,7 @@ def command(function: Callable[P, ExitCode | int | None]) -> Callable[P, None]:
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            code = function(*args, **kwargs) or ExitCode.OK
+            code: int = function(*args, **kwargs) or ExitCode.OK
             sys.stdout.flush()
         except BrokenPipeError:
             quiet_stdout()
@@ -112,8 +120,10 @@ def command(function: Callable[P, ExitCode | int | None]) -> Callable[P, None]:
         except PolarqError as exc:
             complain(str(exc))
             code = code_of(exc)
+        except Signalled as exc:
+            code = 128 + exc.number
         except KeyboardInterrupt:
             code = ExitCode.INTERRUPTED
-        raise typer.Exit(int(code))
+        raise typer.Exit(code)
 
     return run

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from polarq.cli.terminal import Column, Screen, print_table, seconds, shown
 from polarq.contracts.rollout import Outcome, RolloutState, TaskCounts, TaskState, Timing
-from polarq.ledger.records import RolloutRecord, TaskRecord
+from polarq.ledger.calls import TaskRow
+from polarq.ledger.records import RolloutRecord, TaskRecord, moment, read_counts
 
 STYLES = {
     RolloutState.COMPLETED: "green",
@@ -140,6 +141,46 @@ class Picture:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class TaskLine:
+    """A task in a list: its counters, not its rollouts."""
+
+    task_id: str
+    run_id: str
+    state: TaskState
+    counts: TaskCounts
+    harness: str = ""
+    model: str = ""
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+
+    @classmethod
+    def of(cls, row: TaskRow) -> TaskLine:
+        fields = row.fields
+        return cls(
+            task_id=row.task_id,
+            run_id=fields.get("run_id", ""),
+            state=TaskState(fields["state"]),
+            counts=read_counts(fields),
+            harness=fields.get("harness", ""),
+            model=fields.get("model", ""),
+            created_at=moment(fields.get("created_ms")),
+            updated_at=moment(fields.get("updated_ms")),
+        )
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "task_id": self.task_id,
+            "run_id": self.run_id,
+            "state": self.state.value,
+            "counts": self.counts.model_dump(),
+            "harness": self.harness,
+            "model": self.model,
+            "created_at": self.created_at.isoformat() if self.created_at else None,
+            "updated_at": self.updated_at.isoformat() if self.updated_at else None,
+        }
+
+
 def state_text(state: RolloutState) -> Text:
     return Text(state.value.replace("_", " "), STYLES.get(state, "cyan"))
 
@@ -166,7 +207,7 @@ def print_rollouts(screen: Screen, rows: Sequence[Row]) -> None:
     """The table that ends `demo`, `submit` and `show`, and a line for each rollout that did not end well."""
     print_table(screen, COLUMNS, [cells(row) for row in rows])
     for line in troubles(rows):
-        screen.line(line)
+        screen.say(line)
 
 
 def troubles(rows: Sequence[Row]) -> Iterator[Text]:

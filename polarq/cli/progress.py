@@ -47,12 +47,12 @@ def _told(screen: Screen, updates: Iterator[Update]) -> Picture:
         for event in update.events:
             if event.type == "session.state_changed":
                 before[str(event.data.get("session_id"))] = _state(event)
-                screen.line(event_line(event))
+                screen.say(event_line(event))
         for row in picture.rows:
             # What no event told: it was lost, or was there before we looked.
             if row.state is not before.get(row.rollout_id, RolloutState.QUEUED):
                 before[row.rollout_id] = row.state
-                screen.line(shown(row.rollout_id), "  ", state_text(row.state))
+                screen.say(shown(row.rollout_id), "  ", state_text(row.state))
         screen.file.flush()
     return picture
 

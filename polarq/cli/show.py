@@ -58,7 +58,7 @@ def show(
         if result is not None and (index is not None or trajectory):
             _print_rollout(screen, result, trajectory=trajectory)
     if out is not None:
-        screen.line("written: ", shown(out))
+        screen.say("written: ", shown(out))
     return code
 
 
@@ -87,7 +87,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 
 def _print_task(screen: Screen, picture: Picture) -> None:
-    screen.line(("task ", "bold"), shown(picture.task_id), f"  {picture.state.value}  {counts_text(picture.counts)}")
+    screen.say(("task ", "bold"), shown(picture.task_id), f"  {picture.state.value}  {counts_text(picture.counts)}")
     facts = (
         ("run", picture.run_id),
         ("harness", picture.harness),
@@ -95,29 +95,27 @@ def _print_task(screen: Screen, picture: Picture) -> None:
         ("created", local_time(picture.created_at)),
         ("changed", local_time(picture.updated_at)),
     )
-    screen.line("  ".join(f"{name} {shown(value)}" for name, value in facts if value))
+    screen.say("  ".join(f"{name} {shown(value)}" for name, value in facts if value))
 
 
 def _print_rollout(screen: Screen, result: RolloutResult, *, trajectory: bool) -> None:
-    screen.line("")
-    screen.line(("rollout ", "bold"), shown(result.rollout_id), "  ", state_text(result.outcome.state))
+    screen.say("")
+    screen.say(("rollout ", "bold"), shown(result.rollout_id), "  ", state_text(result.outcome.state))
     where = f"attempt {result.attempt} on {shown(result.node_id or '-')}"
-    screen.line(f"  {where}, from {local_time(result.started_at)} to {local_time(result.ended_at)}")
+    screen.say(f"  {where}, from {local_time(result.started_at)} to {local_time(result.ended_at)}")
     outcome = result.outcome
-    screen.line(f"  trainable: {'yes' if outcome.trainable else 'no'}")
+    screen.say(f"  trainable: {'yes' if outcome.trainable else 'no'}")
     spent = [f"{k.removesuffix('_s')} {seconds(v)}" for k, v in result.timing.model_dump().items() if v is not None]
-    screen.line(f"  seconds: {', '.join(spent) or '-'}")
+    screen.say(f"  seconds: {', '.join(spent) or '-'}")
     if result.reward is not None:
-        screen.line(
-            "  reward ", (number(result.reward.outcome), "bold"), f" by {shown(result.reward.evaluator) or '-'}"
-        )
+        screen.say("  reward ", (number(result.reward.outcome), "bold"), f" by {shown(result.reward.evaluator) or '-'}")
         for key, value in result.reward.report.items():
-            screen.line(f"    {shown(key)}: {shown(value if isinstance(value, str) else json.dumps(value))}")
+            screen.say(f"    {shown(key)}: {shown(value if isinstance(value, str) else json.dumps(value))}")
     if result.harness is not None:
-        screen.line(f"  harness {shown(result.harness.name)}: {'ok' if result.harness.ok else 'not ok'}")
+        screen.say(f"  harness {shown(result.harness.name)}: {'ok' if result.harness.ok else 'not ok'}")
         for number_, step in enumerate(result.harness.steps):
             for line in _step_lines(number_, step):
-                screen.line(line)
+                screen.say(line)
     if result.trajectory is not None:
         _print_trajectory(screen, result.trajectory, messages=trajectory)
 
@@ -146,18 +144,18 @@ TRACE_COLUMNS = (
 
 def _print_trajectory(screen: Screen, trajectory: Trajectory, *, messages: bool) -> None:
     fidelity = trajectory.fidelity
-    screen.line(
+    screen.say(
         f"  trajectory by {shown(trajectory.builder)}: {fidelity.calls} calls, {fidelity.traces} traces, "
         f"{fidelity.sampled_tokens} sampled tokens, {fidelity.trainable_tokens} trainable"
     )
     for seq, reason in fidelity.untrainable.items():
-        screen.line(f"    call {shown(seq)} is not trainable: {shown(reason)}")
+        screen.say(f"    call {shown(seq)} is not trainable: {shown(reason)}")
     if trajectory.traces:
         print_table(screen, TRACE_COLUMNS, [_trace_cells(trace) for trace in trajectory.traces])
     if messages:
         for trace in trajectory.traces:
             for line in _trace_lines(trace):
-                screen.line(line)
+                screen.say(line)
 
 
 def _trace_cells(trace: Trace) -> list[Text]:

@@ -45,11 +45,11 @@ def submit(
             if as_json:
                 print_json({"task_id": accepted.task_id, "created": accepted.created})
             else:
-                screen.line(shown(accepted.task_id))
+                screen.say(shown(accepted.task_id))
             return ExitCode.OK
         if not as_json:
             known = "" if accepted.created else " (the same request was there already)"
-            screen.line("task ", (shown(accepted.task_id), "bold"), f", {task.num_samples} samples{known}")
+            screen.say("task ", (shown(accepted.task_id), "bold"), f", {task.num_samples} samples{known}")
         try:
             picture = follow(screen, door, accepted.task_id, timeout, quiet=as_json)
         except KeyboardInterrupt:
@@ -61,5 +61,5 @@ def submit(
         print_json(picture.json() | {"exit_code": int(code)})
         return code
     print_rollouts(screen, picture.rows)
-    screen.line(counts_text(picture.counts))
+    screen.say(counts_text(picture.counts))
     return code

@@ -92,7 +92,7 @@ class Screen(Console):
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
 
-    def line(self, *parts: str | Text) -> None:
+    def say(self, *parts: str | Text | tuple[str, str]) -> None:
         """One line, wrapped by the terminal and by nothing else."""
         self.print(Text.assemble(*parts), soft_wrap=True)
 
@@ -120,11 +120,11 @@ def print_table(screen: Screen, columns: Sequence[Column], rows: Sequence[Sequen
         return
     width = max(len(column.name) for column in columns)
     for row in rows:
-        screen.line(Text(columns[0].name.ljust(width), "dim"), "  ", row[0])
+        screen.say(Text(columns[0].name.ljust(width), "dim"), "  ", row[0])
         for column, cell in zip(columns[1:], row[1:], strict=True):
             if cell.plain not in {"", "-"}:
-                screen.line(Text(column.name.ljust(width), "dim"), "  ", cell)
-        screen.line("")
+                screen.say(Text(column.name.ljust(width), "dim"), "  ", cell)
+        screen.say("")
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> Table:

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,13 +27,24 @@ START_TIMEOUT_S = 60.0
 
 
 class PartDidNotStart(PolarqError):
-    """A part of the stack ended or stayed silent; its last lines say why."""
+    """A part of the stack ended or stayed silent. `log` is where it wrote, `last_lines` how that ends."""
+
+    def __init__(self, what: str, program: Program) -> None:
+        self.log = program.log
+        self.last_lines = program.last_lines()
+        super().__init__(what)
+        self.add_note(self.last_lines)  # tests and tracebacks show it; a command prints it in its own way
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} (its log: {self.log})"
 
 
 class LocalStack:
     """Starts parts in the folder `home` and stops them in reverse order.
 
-    `nodes` overrides the topology's node entries (by default one, `node0`); `sections` adds topology sections.
+    `nodes` overrides the topology's node entries (by default one, `node0`); `sections` adds topology sections. With
+    `redis_url` a Redis that is there already is used, and none is started. With `bound` the programs end with whoever
+    started them, however that ends.
     """
 
     def __init__(
@@ -43,17 +55,21 @@ class LocalStack:
         nodes: Mapping[str, Mapping[str, Any]] | None = None,
         sections: Mapping[str, Any] | None = None,
         redis: EmbeddedRedis | None = None,
+        redis_url: str | None = None,
         env: Mapping[str, str] | None = None,
         prefix: str = "polarq",
+        bound: bool = False,
     ) -> None:
-        self.home = home
+        self.home = home.resolve()
         self.scenario = scenario
         self.redis = redis or EmbeddedRedis()
-        self._own_redis = redis is None
+        self._own_redis = redis is None and redis_url is None
+        self._redis_url = redis_url
         self._nodes = dict(nodes or {"node0": {}})
         self._sections = dict(sections or {})
         self._extra_env = dict(env or {})
         self._prefix = prefix
+        self._bound = bound
         self.inference: Program | None = None
         self.inference_url = ""
         self.workers: dict[str, Program] = {}
@@ -82,7 +98,7 @@ class LocalStack:
         port_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "polarq.testing.inference", "--scenario", self.scenario]
         command += ["--served-model-name", "scripted", "--port", str(port), "--port-file", str(port_file)]
-        self.inference = Program("inference", command, self.home / "logs" / "inference.log", self.env).start()
+        self.inference = self._program("inference", command, "inference.log").start()
         deadline = time.monotonic() + START_TIMEOUT_S
         while not (port_file.exists() and port_file.read_text().strip()):
             self._still_runs(self.inference, deadline)
@@ -119,7 +135,7 @@ class LocalStack:
             **os.environ,
             "PATH": os.pathsep.join([bin_dir, os.environ.get("PATH", os.defpath)]),
             "POLARQ_TOPOLOGY": str(self.topology_path),
-            "POLARQ_REDIS_URL": self.redis.url,
+            "POLARQ_REDIS_URL": self._redis_url or self.redis.url,
             "POLARQ_STATE_DIR": str(self.home / "state"),
             **self._extra_env,
         }
@@ -129,11 +145,13 @@ class LocalStack:
         command = ["celery", "-A", "polarq", "worker", "-Q", node_id]
         celery = Path(sys.executable).parent / "celery"
         command[0] = str(celery) if celery.exists() else "celery"
-        log = self.home / "logs" / f"worker-{node_id}.log"
-        self.workers[node_id] = Program(f"worker {node_id}", command, log, self.env).start()
+        self.workers[node_id] = self._program(f"worker {node_id}", command, f"worker-{node_id}.log").start()
         if wait:
             self.wait_for_node(node_id)
         return self.workers[node_id]
+
+    def _program(self, name: str, command: list[str], log: str) -> Program:
+        return Program(name, command, self.home / "logs" / log, self.env, cwd=self.home, bound=self._bound)
 
     def wait_for_node(self, node_id: str = "node0") -> None:
         """Returns when the node has announced itself under its present process. Raises `PartDidNotStart`."""
@@ -147,13 +165,19 @@ class LocalStack:
             self._still_runs(worker, deadline)
             ledger.wait_events(after, 0.25)
 
+    def check_worker(self, node_id: str = "node0") -> None:
+        """Raises `PartDidNotStart` when the worker has ended."""
+        worker = self.workers[node_id]
+        if worker.exit_code is not None:
+            raise PartDidNotStart(f"the {worker.name} ended with code {worker.exit_code}", worker)
+
     def _still_runs(self, program: Program, deadline: float) -> None:
         if program.exit_code is not None:
-            raise PartDidNotStart(f"the {program.name} ended with code {program.exit_code}:\n{program.last_lines()}")
-        if time.monotonic() > deadline:
             raise PartDidNotStart(
-                f"the {program.name} was not ready within {START_TIMEOUT_S:g} s:\n{program.last_lines()}"
+                f"the {program.name} ended with code {program.exit_code} before it was ready", program
             )
+        if time.monotonic() > deadline:
+            raise PartDidNotStart(f"the {program.name} was not ready within {START_TIMEOUT_S:g} s", program)
 
     # --- using it
 
@@ -175,15 +199,16 @@ class LocalStack:
 
     def stop(self) -> None:
         """Stops what was started, in reverse order. Never raises for a part that is already gone."""
-        for worker in reversed(self.workers.values()):
-            worker.stop()
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-        if self.inference is not None:
-            self.inference.stop()
-        if self._own_redis:
-            self.redis.stop()
+        with ExitStack() as parts:  # each is stopped, even if stopping another is interrupted
+            if self._own_redis:
+                parts.callback(self.redis.stop)
+            if self.inference is not None:
+                parts.callback(self.inference.stop)
+            if self._client is not None:
+                parts.callback(self._client.close)
+                self._client = None
+            for worker in self.workers.values():
+                parts.callback(worker.stop)
 
     def __enter__(self) -> Self:
         return self.start()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from polarq.settings import Settings
 from polarq.topology import Topology
@@ -39,10 +38,8 @@ class Deployment:
     settings: Settings
 
 
-class Check(Protocol):
-    """Finds what is to be said about one part of a deployment. Never raises for what it finds."""
-
-    def __call__(self, deployment: Deployment) -> Iterator[Finding]: ...
+Check = Callable[[Deployment], Iterator[Finding]]
+"""Finds what is to be said about one part of a deployment. Never raises for what it finds."""
 
 
 def ok(part: str, fact: str) -> Finding:

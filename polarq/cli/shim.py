@@ -1,0 +1,222 @@
+"""The HTTP shim as a door: Polar's routes, and what polarq puts beside Polar's fields."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn, Self
+from urllib.parse import quote, unquote, urlsplit
+
+import httpx
+
+from polarq.cli.checks.ledger import is_loopback
+from polarq.cli.door import Accepted, Stopped, Update, time_left
+from polarq.cli.outcome import Unreachable, Unusable
+from polarq.cli.picture import Picture, TaskLine
+from polarq.cli.shim_json import event_of, picture_of, result_of, task_line_of
+from polarq.contracts.event import Event
+from polarq.contracts.node import NodeRecord
+from polarq.contracts.rollout import RolloutResult
+from polarq.contracts.task import Task
+from polarq.errors import InvalidInput, InvalidTask, NodeNotFound, PayloadMissing, QueueFull, TaskConflict, TaskNotFound
+
+CONNECT_S = 10.0
+ANSWER_S = 120.0
+QUIET_S = 30.0
+"""Longest silence of an event stream that pings every 15 s."""
+
+_BUSY = frozenset({502, 503, 504})
+
+
+class ShimDoor:
+    """A deployment behind its HTTP shim."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self.url = url.rstrip("/")
+        parts = urlsplit(self.url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise InvalidInput("--url", [f"'{url}' is not an http or https address"])
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+            trust_env=not is_loopback(parts.hostname),  # an HTTP proxy of the environment does not know this machine
+        )
+
+    @property
+    def where(self) -> str:
+        return f"shim {self.url}"
+
+    def submit(self, task: Task) -> Accepted:
+        answer = self._ask("POST", "/rollout/task/submit", json=task.model_dump(mode="json"))
+        return Accepted(str(answer.get("task_id", task.task_id)), created=True)
+
+    def picture(self, task_id: str) -> Picture:
+        path = quote(task_id, safe="")
+        status = self._ask("GET", f"/rollout/task/{path}", params={"trajectories": "refs"})
+        return picture_of(status, self._ask("GET", f"/tasks/{path}/sessions"))
+
+    def rollout(self, rollout_id: str) -> RolloutResult:
+        view = self._ask("GET", f"/sessions/{quote(rollout_id, safe='')}")
+        if not isinstance(view.get("result"), Mapping):
+            raise TaskNotFound(f"rollout '{rollout_id}' has not ended")
+        return result_of(view["result"])
+
+    def cancel(self, task_id: str, index: int | None) -> Stopped:
+        before = self.picture(task_id)
+        rows = before.rows if index is None else before.rows[index : index + 1]
+        target = f"/rollout/task/{quote(task_id, safe='')}"
+        self._ask("DELETE", target if index is None else f"/sessions/{quote(f'{task_id}.{index}', safe='')}")
+        stopping = tuple(row.rollout_id for row in rows if not row.state.terminal and row.node_id)
+        return Stopped(all(row.state.terminal for row in rows), stopping)
+
+    def tasks(self, limit: int) -> list[TaskLine]:
+        return [task_line_of(row) for row in self._ask("GET", "/tasks", params={"limit": limit})["tasks"]]
+
+    def nodes(self) -> list[NodeRecord]:
+        return [_node(info) for info in self._ask("GET", "/nodes")]
+
+    def drain(self, node_id: str, on: bool) -> NodeRecord:
+        path = f"/nodes/{quote(node_id, safe='')}"
+        return _node(self._ask("DELETE", path) if on else self._ask("POST", f"{path}/undrain"))
+
+    def watch(self, task_id: str, timeout_s: float | None) -> Iterator[Update]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        picture = self.picture(task_id)
+        yield Update(picture, [])
+        last: str | None = None
+        while not picture.state.terminal:
+            wait_s = time_left(deadline, picture)
+            for event in self._stream(task_id, last, wait_s):
+                last = event.event_id
+                if event.type != "ping":
+                    # After the greeting too: what happened before the stream was there is in the record.
+                    picture = self.picture(task_id)
+                    yield Update(picture, [event] if event.data else [])
+                if picture.state.terminal:
+                    return
+                time_left(deadline, picture)
+            picture = self.picture(task_id)
+            yield Update(picture, [])
+
+    def events(self, task_id: str | None, after: str | None) -> Iterator[Event]:
+        last = after or (None if task_id is None else f"{_created_ms(self.picture(task_id)) - 1}-0")
+        while True:
+            over = task_id is not None and self.picture(task_id).state.terminal
+            for event in self._stream(task_id, last, 1.0 if over else QUIET_S):
+                last = event.event_id
+                if event.data:
+                    yield event
+            if over:
+                return
+
+    def _stream(self, task_id: str | None, after: str | None, quiet_s: float) -> Iterator[Event]:
+        """Frames of one connection; ends after `quiet_s` without any, or when the shim closes it."""
+        params = {} if task_id is None else {"task_id": task_id}
+        headers = {} if after is None else {"Last-Event-ID": after}
+        timeout = httpx.Timeout(quiet_s, connect=CONNECT_S)
+        try:
+            with self._http.stream("GET", "/events", params=params, headers=headers, timeout=timeout) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    answer.read()
+                    self._refuse(answer, "/events")
+                yield from _frames(answer.iter_lines())
+        except httpx.ReadTimeout:
+            return
+        except httpx.ConnectError as exc:
+            raise self._gone(exc) from None
+        except httpx.TransportError:
+            return  # a connection that was cut is opened again
+
+    def _ask(self, method: str, path: str, **more: Any) -> Any:
+        with self._translated():
+            answer = self._http.request(method, path, **more)
+        if answer.status_code >= httpx.codes.BAD_REQUEST:
+            self._refuse(answer, path)
+        try:
+            return answer.json()
+        except ValueError:
+            raise Unreachable(f"{self.url}{path} answers no JSON; is this the address of a polarq shim?") from None
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.TransportError, httpx.InvalidURL) as exc:
+            raise self._gone(exc) from None
+
+    def _gone(self, exc: Exception) -> Unreachable:
+        kind = type(exc).__name__
+        return Unreachable(f"the shim at {self.url} does not answer ({kind}); start it with polarq serve, or see --url")
+
+    def _refuse(self, answer: httpx.Response, path: str) -> NoReturn:
+        """A refusal as the error that the other door would raise."""
+        code, detail = answer.status_code, _detail(answer)
+        text = "; ".join(detail)
+        match code:
+            case 401 | 403:
+                raise Unusable(
+                    f"the shim at {self.url} refuses us ({code}); set POLARQ_TOKEN to its token. It says: {text}"
+                )
+            case 404 if path.startswith("/nodes/"):
+                raise NodeNotFound(f"no node '{unquote(path.split('/')[2])}' has announced itself")
+            case 404 if path.startswith(("/rollout/task/", "/tasks/", "/sessions/")):
+                wanted = unquote(path.removeprefix("/rollout").split("/")[2])
+                raise TaskNotFound(f"no task or rollout '{wanted}' in the ledger (never submitted, or expired)")
+            case 409:
+                raise TaskConflict(text)
+            case 410:
+                raise PayloadMissing(text)
+            case 400 | 413 | 422:
+                raise InvalidTask("task", detail)
+            case 429:
+                raise QueueFull(text, float(answer.headers.get("Retry-After", 1)))
+            case _ if code in _BUSY:
+                raise Unreachable(f"the shim at {self.url} answers {code}: {text}")
+            case _:
+                raise Unreachable(f"{self.url}{path} answers {code}: {text}; is this the address of a polarq shim?")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+
+def _detail(answer: httpx.Response) -> list[str]:
+    """What a refusal says, one line per mistake."""
+    try:
+        detail = answer.json()["detail"]
+    except (ValueError, LookupError, TypeError):
+        return [answer.reason_phrase or "no reason given"]
+    if isinstance(detail, list):
+        return [f"{'.'.join(str(p) for p in d.get('loc', [])[1:])}: {d.get('msg')}".removeprefix(": ") for d in detail]
+    return [str(detail)]
+
+
+def _frames(lines: Iterator[str]) -> Iterator[Event]:
+    """Server-sent events out of their lines."""
+    event_id = ""
+    data: list[str] = []
+    for line in lines:
+        if not line:
+            if data:
+                yield event_of(event_id, json.loads("\n".join(data)))
+            data = []
+        elif line.startswith("id:"):
+            event_id = line[3:].strip()
+        elif line.startswith("data:"):
+            data.append(line[5:].removeprefix(" "))
+
+
+def _node(info: Mapping[str, Any]) -> NodeRecord:
+    if "node" not in info:
+        raise Unreachable("this server lists nodes as Polar does; polarq needs a polarq shim")
+    return NodeRecord.model_validate(info["node"])
+
+
+def _created_ms(picture: Picture) -> int:
+    return 1 if picture.created_at is None else int(picture.created_at.timestamp() * 1000)
