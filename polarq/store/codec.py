@@ -3,7 +3,8 @@
 Layout: `PQ`, one version byte, CRC-32 of what follows (little endian), then a zstd frame of MessagePack. Lists of
 integers under keys that end in `_ids`, and under `loss_mask`, are int32 (extension 1); lists of numbers under
 `logprobs` are float32 (extension 2), in which a missing value is NaN. Both little endian. Engines compute
-log-probabilities in float32, so nothing is lost; any other list of numbers stays as it is.
+log-probabilities in float32, so nothing is lost; any other list of numbers stays as it is. An integer beyond 64 bits,
+which a harness may send, is its decimal text (extension 3).
 """
 
 from __future__ import annotations
@@ -29,13 +30,18 @@ MAGIC = b"PQ"
 VERSION = 1
 _HEADER = struct.Struct("<2sBI")
 _LEVEL = 1  # higher levels gain nothing on token ids and cost twice the time
-_INT32, _FLOAT32 = 1, 2
+_INT32, _FLOAT32, _BIG_INT = 1, 2, 3
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 
 
 def pack(obj: Any) -> bytes:
     """Encodes a JSON-like tree (dict, list, str, int, float, bool, None; bytes too)."""
-    body = zstd.compress(msgspec.msgpack.encode(_packed(obj)), level=_LEVEL)
+    tree = _packed(obj)
+    try:
+        encoded = msgspec.msgpack.encode(tree)
+    except OverflowError:
+        encoded = msgspec.msgpack.encode(_small(tree))
+    body = zstd.compress(encoded, level=_LEVEL)
     return _HEADER.pack(MAGIC, VERSION, zlib.crc32(body)) + body
 
 
@@ -96,6 +102,17 @@ def _float32(values: list[Any]) -> Any:
         return msgspec.msgpack.Ext(_FLOAT32, np.array(values, dtype="<f4").tobytes())
 
 
+def _small(value: Any) -> Any:
+    """The tree without integers that MessagePack cannot hold."""
+    if isinstance(value, dict):
+        return {key: _small(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_small(item) for item in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return msgspec.msgpack.Ext(_BIG_INT, str(value).encode())
+    return value
+
+
 def _unpacked(code: int, data: memoryview) -> Any:
     if code == _INT32:
         return np.frombuffer(data, dtype="<i4").tolist()
@@ -105,4 +122,6 @@ def _unpacked(code: int, data: memoryview) -> Any:
         for index in np.flatnonzero(np.isnan(array)).tolist():
             values[index] = None
         return values
+    if code == _BIG_INT:
+        return int(bytes(data))
     raise PayloadCorrupt(f"a payload holds an unknown kind of value ({code})")

@@ -199,12 +199,8 @@ class Relay:
         capture.model_asked = capture.session.spec.model or await endpoint.ensure_model()
         request = endpoint.engine.request(capture.call, capture.model_asked, stream=stream)
         capture.body = request.body
-        try:
-            body = encode(request.body)
-        except (OverflowError, UnicodeEncodeError, RecursionError) as exc:
-            raise CallFault(FaultKind.BAD_REQUEST, f"the request holds a value that JSON cannot: {exc}") from None
         headers = {"X-Session-ID": capture.session.spec.rollout_id, "X-Request-Id": capture.completion_id}
-        async with endpoint.upstream.post(request.path, body, headers) as response:
+        async with endpoint.upstream.post(request.path, encode(request.body), headers) as response:
             if response.status != 200:
                 raise endpoint.engine.fault(response.status, response.headers, await response.read())
             yield response

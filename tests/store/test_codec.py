@@ -15,7 +15,7 @@ from polarq.contracts.trajectory import Break, Fidelity, Trace, Trajectory
 from polarq.errors import PayloadCorrupt
 from polarq.store.codec import decode_trajectory, encode_trajectory, pack, unpack
 
-SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()
+SCALARS = st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_nan=False) | st.text()
 TREES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30)
 
 
