@@ -18,6 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePath
 
 from polarq.contracts.rollout import ExecKind
@@ -125,7 +126,7 @@ class LocalRuntime(Runtime):
                 folder = self._folder.cwd(cwd)
                 if isinstance(command, str):
                     script = self._folder.run / f"{next(self._numbers)}.sh"
-                    await in_thread(write_private, script, command.encode("utf-8", "surrogateescape"))
+                    await uninterrupted(in_thread(write_private, script, command.encode("utf-8", "surrogateescape")))
                     argv = [self._bash, "-o", "pipefail", str(script)]
                 else:
                     argv = list(command)
@@ -133,6 +134,7 @@ class LocalRuntime(Runtime):
                 descriptors, outputs = self._open_streams(fed, log, max_output_bytes)
                 running = await self._tree.run(argv, folder, self._env(env, folder), descriptors)
                 self._commands.add(running)
+                running.gone.add_done_callback(partial(self._forget_command, running))
                 await running.started()
                 code = await running.ended()
         except TimeoutError:
@@ -181,9 +183,8 @@ class LocalRuntime(Runtime):
 
     async def _stop(self) -> None:
         left = False
-        for command in self._commands:
+        for command in list(self._commands):
             command.close()
-        self._commands.clear()
         if self._tree is not None:
             clean = await self._tree.stop()
             if self._damaged or not clean:
@@ -228,7 +229,11 @@ class LocalRuntime(Runtime):
     async def _write_stdin(self, data: bytes) -> Path:
         """A file, not a pipe: it is there whole, ends by itself, and nobody minds when it is not read."""
         path = self._folder.run / f"{next(self._numbers)}.stdin"
-        await in_thread(write_private, path, data)
+        try:
+            await uninterrupted(in_thread(write_private, path, data))
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
         return path
 
     def _open_streams(
@@ -258,9 +263,10 @@ class LocalRuntime(Runtime):
     async def _kill(self, command: Command | None) -> str:
         if command is None:
             return ""
-        gone = await uninterrupted(command.kill())
+        return "" if await uninterrupted(command.kill()) else "some of its processes have not died yet"
+
+    def _forget_command(self, command: Command, _: object) -> None:
         self._commands.discard(command)
-        return "" if gone else "some of its processes have not died yet"
 
     def _forget(self, outputs: tuple[Capture, Capture] | None) -> None:
         for capture in outputs or ():

@@ -76,16 +76,20 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-class Command:
+class Command(asyncio.Protocol):
     """One started command: its end, and its whole tree's."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._received = b""
+        self._lines: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        self.gone: asyncio.Future[None] = loop.create_future()
+        """Done when nothing of the tree is left (or its keeper was killed, which `WardenLost` tells)."""
 
     async def started(self) -> None:
         """Raises `CouldNotStart` or `WardenLost`."""
-        words = await self._words()
+        words = await self._lines.get()
         if words[:1] == [b"failed"]:
             raise CouldNotStart(words[1].decode(), int(words[2]))
         if words[:1] != [b"started"]:
@@ -93,33 +97,39 @@ class Command:
 
     async def ended(self) -> int:
         """The exit code of the main process, negative for the signal that killed it. Raises `WardenLost`."""
-        words = await self._words()
+        words = await self._lines.get()
         if words[:1] != [b"ended"]:
             raise WardenLost
         return os.waitstatus_to_exitcode(int(words[1]))
 
     async def kill(self) -> bool:
         """Kills the whole tree; whether the kernel confirmed within `KILL_S` that nothing of it is left."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"k")
         try:
-            self._writer.write(b"k")
-            await asyncio.wait_for(self._reader.read(), KILL_S)
+            await asyncio.wait_for(asyncio.shield(self.gone), KILL_S)
         except TimeoutError:
             return False
-        except ConnectionError:
-            # The keeper was gone before it was told: so is its tree, or the warden's own end will take it.
-            pass
-        self.close()
         return True
 
     def close(self) -> None:
         """Lets go of the command. What still lives of it is killed."""
-        self._writer.close()
+        if self._transport is not None:
+            self._transport.abort()
 
-    async def _words(self) -> list[bytes]:
-        try:
-            return (await self._reader.readline()).split()
-        except ConnectionError:
-            return []
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            self._lines.put_nowait(line.split())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lines.put_nowait([])
+        if not self.gone.done():
+            self.gone.set_result(None)
 
 
 class ProcessTree:
@@ -146,12 +156,12 @@ class ProcessTree:
         ours, theirs = socket.socketpair()
         try:
             await uninterrupted(self._in_thread(self._send, body, fds, theirs))
-            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            _, command = await asyncio.get_running_loop().create_unix_connection(Command, sock=ours)
         except BaseException:
             # A keeper whose socket is closed ends what it started.
             ours.close()
             raise
-        return Command(reader, writer)
+        return command
 
     async def stop(self) -> bool:
         """Kills everything under the warden; whether it confirmed within `KILL_S` that nothing is left."""
