@@ -199,9 +199,6 @@ def _shared_doubt(capture: Capture, answer: Answer, prompt_ids: list[int] | None
         return f"{len(prompt_ids)} prompt ids, but usage says {usage.prompt_tokens}"
     if all(choice.ids is not None for choice in answer.choices) and total != usage.completion_tokens:
         return f"{total} sampled ids, but usage says {usage.completion_tokens}"
-    before, after = capture.version_before, capture.version_after
-    if before is not None and after is not None and before != after:
-        return f"the policy version changed during the call (from {before} to {after})"
     return None
 
 
@@ -257,10 +254,12 @@ def _named(value: Any) -> str:
 
 def _spans(capture: Capture, choice: Choice, length: int) -> tuple[list[VersionSpan], str | None]:
     if choice.weight_versions is None:
-        version = capture.version_before
-        if version is None or version != capture.version_after:
+        before, after = capture.version_before, capture.version_after
+        if before is None or after is None:
             return [], None
-        return [VersionSpan(version=version, start=0, end=length)], None
+        if before != after:
+            return [], f"the policy version changed during the call (from {before} to {after})"
+        return [VersionSpan(version=before, start=0, end=length)], None
     position = 0
     for span in choice.weight_versions:
         if span.start != position or span.end < span.start:

@@ -65,6 +65,9 @@ class RawEngine:
     calls: list[RawCall] = field(default_factory=list)
     """The POSTs that were not the proxy's own probe."""
     connections: int = 0
+    weights: str | None = None
+    """What /weight_info says; None: there is no such route."""
+    weight_reads: int = 0
 
 
 def answer(text: str = "ok", ids: tuple[int, ...] = (11, 12), **fields: Any) -> dict[str, Any]:
@@ -114,7 +117,7 @@ async def raw_engine(act: Act) -> AsyncIterator[RawEngine]:
         engine.connections += 1
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while not writer.is_closing():
-                call = await _read(reader, writer, connection, order)
+                call = await _read(engine, reader, writer, connection, order)
                 order += 1
                 if call is None:
                     continue
@@ -145,7 +148,7 @@ async def raw_engine(act: Act) -> AsyncIterator[RawEngine]:
 
 
 async def _read(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int, order: int
+    engine: RawEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int, order: int
 ) -> RawCall | None:
     """The next POST, or None for a GET, which is answered here."""
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -160,5 +163,9 @@ async def _read(
         "/v1/models": {"data": [{"id": "raw", "max_model_len": 4096}]},
         "/health": {},
     }
+    if path == "/weight_info":
+        engine.weight_reads += 1
+        if engine.weights is not None:
+            known[path] = {"weight_version": engine.weights}
     await call.whole(known.get(path, {}), 200 if path in known else 404)
     return None

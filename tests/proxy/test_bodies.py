@@ -57,6 +57,18 @@ async def read(data: bytes, encoding: str, limit: int = 1 << 20, size: int = 100
         ("zstd", zstd.compress(PLAIN[:100]) + zstd.compress(PLAIN[100:])),
         ("zstd, gzip", gzip.compress(zstd.compress(PLAIN))),
     ],
+    ids=[
+        "plain",
+        "identity",
+        "gzip",
+        "gzip-two-members",
+        "gzip-padded",
+        "deflate",
+        "raw-deflate",
+        "zstd",
+        "zstd-two-frames",
+        "zstd-in-gzip",
+    ],
 )
 async def test_an_honest_body_is_read(encoding: str, body: bytes, size: int) -> None:
     assert await read(body, encoding, size=size) == PLAIN
