@@ -59,9 +59,15 @@ def main(control_fd: int) -> None:
                 return
             body, fds = request
             if os.fork() == 0:
-                control.close()
-                os.close(wakeup)
-                keep(body, fds)
+                try:
+                    control.close()
+                    os.close(wakeup)
+                    keep(body, fds)
+                finally:
+                    # Only an error of the keeper's own leads here: nothing may outlive it.
+                    sys.excepthook(*sys.exc_info())
+                    kill_tree()
+                    os._exit(1)
             for fd in fds:
                 os.close(fd)
 
@@ -91,7 +97,7 @@ def keep(body: bytes, fds: list[int]) -> NoReturn:
         os._exit(0)
     _say(worker, f"started {pid}")
     while True:
-        ended, alone = _reap_for(pid)
+        ended, alone = _reap(pid)
         if ended is not None:
             _say(worker, f"ended {ended}")
         if alone:
@@ -100,10 +106,8 @@ def keep(body: bytes, fds: list[int]) -> NoReturn:
         if wakeup in ready:
             os.read(wakeup, 4096)
         if worker.fileno() in ready:
-            worker.recv(4096)
-            status = kill_tree(pid)
-            if status is not None:
-                _say(worker, f"ended {status}")
+            # Whether it said something or closed (ECONNRESET where it left lines unread): the tree has to end.
+            kill_tree()
             os._exit(0)
 
 
@@ -141,13 +145,12 @@ def _become(request: dict[str, object], fds: tuple[int, int, int], failure: int)
     os._exit(127)
 
 
-def kill_tree(main_pid: int | None = None) -> int | None:
-    """Kills every descendant of this process and reaps them; the wait status of `main_pid` if it was reaped here.
+def kill_tree() -> None:
+    """Kills every descendant of this process and reaps them.
 
     All are stopped before any is killed, so that none can fork while its siblings die. Ends only when the kernel says
     that there is no child left.
     """
-    status = None
     pause = 0.001
     while True:
         stopped: set[tuple[int, int]] = set()
@@ -160,10 +163,9 @@ def kill_tree(main_pid: int | None = None) -> int | None:
             stopped.update(new)
         for process in stopped:
             _signal(process, signal.SIGKILL)
-        ended, alone = _reap_for(main_pid)
-        status = ended if ended is not None else status
+        _, alone = _reap()
         if alone:
-            return status
+            return
         time.sleep(pause)
         pause = min(pause * 2, 0.05)
 
@@ -235,7 +237,7 @@ def _signal(process: tuple[int, int], number: signal.Signals) -> None:
         os.close(handle)
 
 
-def _reap_for(main_pid: int | None) -> tuple[int | None, bool]:
+def _reap(main_pid: int | None = None) -> tuple[int | None, bool]:
     """Reaps what has ended: (wait status of `main_pid` if it was among them, whether no child is left)."""
     status = None
     while True:
@@ -247,10 +249,6 @@ def _reap_for(main_pid: int | None) -> tuple[int | None, bool]:
             return status, False
         if pid == main_pid:
             status = ended
-
-
-def _reap() -> None:
-    _reap_for(None)
 
 
 def _receive(control: socket.socket) -> tuple[bytes, list[int]] | None:
