@@ -5,6 +5,7 @@ A script is called by its digest; when Redis has lost it (restart, failover, SCR
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self, TypeVar
@@ -86,8 +87,17 @@ def _translated(url: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def _translated_async(url: str) -> AsyncIterator[None]:
+    """As `_translated`; and a cancellation that came meanwhile ends the caller.
+
+    The client library sends through `asyncio.wait_for`, which before Python 3.12 swallows a cancellation that comes
+    just when the send is done: the caller would go on as if nobody had stopped it.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
     with _translated(url):
         yield
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
 
 
 class Ledger:
