@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 import sys
 import zlib
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -31,7 +31,7 @@ VERSION = 1
 _HEADER = struct.Struct("<2sBI")
 _LEVEL = 1  # higher levels gain nothing on token ids and cost twice the time
 _INT32, _FLOAT32, _BIG_INT = 1, 2, 3
-_INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+_INT32_LIST = list[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]]
 
 
 def pack(obj: Any) -> bytes:
@@ -89,7 +89,9 @@ def _packed(value: Any, key: str = "") -> Any:
 
 def _int32(values: list[Any]) -> Any:
     # Names ending in _ids also occur in foreign trees (file_ids: ["a"]); those stay lists.
-    if set(map(type, values)) != {int} or min(values) < _INT32_MIN or max(values) > _INT32_MAX:
+    try:
+        msgspec.convert(values, _INT32_LIST)
+    except msgspec.ValidationError:
         return [_packed(item) for item in values]
     return msgspec.msgpack.Ext(_INT32, np.array(values, dtype="<i4").tobytes())
 

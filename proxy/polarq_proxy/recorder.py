@@ -15,8 +15,9 @@ import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from redis.asyncio import Redis
 
 from polarq.contracts.completion import Completion, CompletionLabel, Usage, VersionSpan
@@ -35,6 +36,8 @@ log = logging.getLogger("polarq.proxy")
 STORE_TIMEOUT_S = 10.0
 MISSING_LOGPROB = -9999.0
 """vLLM's word for a value that it does not have; also what it floors minus infinity to."""
+
+_TOKEN_IDS = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
 
 
 @dataclass(slots=True)
@@ -217,9 +220,10 @@ def _doubt(choice: Choice, ids: list[int] | None, logprobs: Sequence[float | Non
 
 def _ids(values: list[Any] | None) -> list[int] | None:
     """Token ids, or None when these are not all token ids."""
-    if values is None or not set(map(type, values)) <= {int}:
+    try:
+        return None if values is None else msgspec.convert(values, _TOKEN_IDS)
+    except msgspec.ValidationError:
         return None
-    return values if not values or (min(values) >= 0 and max(values) < 2**31) else None
 
 
 def _logprobs(entries: list[Any] | None) -> tuple[list[float | None], str | None]:

@@ -8,10 +8,9 @@ LF, CR or CRLF, a first byte order mark is skipped, comments are dropped, data l
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-_LINE_END = re.compile(rb"[\r\n]")
+_LF = 0x0A
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -52,19 +51,22 @@ class SseParser:
         events: list[SseEvent] = []
         begin = 0
         if self._skip_lf and rest:
-            begin = 1 if rest[0] == 0x0A else 0
+            begin = 1 if rest[0] == _LF else 0
             self._skip_lf = False
         scan = max(self._scanned, begin)
-        while (found := _LINE_END.search(rest, scan)) is not None:
-            end = found.start()
+        lf, cr = rest.find(b"\n", scan), rest.find(b"\r", scan)
+        while lf >= 0 or cr >= 0:
+            end = lf if cr < 0 or 0 <= lf < cr else cr
             self._line(bytes(rest[begin:end]), events)
             begin = end + 1
-            if rest[end] == 0x0D:
+            if end == cr:
                 if begin == len(rest):
-                    self._skip_lf = True
-                elif rest[begin] == 0x0A:
+                    self._skip_lf = True  # it may be the first half of CRLF
+                elif rest[begin] == _LF:
                     begin += 1
-            scan = begin
+                cr = rest.find(b"\r", begin)
+            if 0 <= lf < begin:
+                lf = rest.find(b"\n", begin)
         del rest[:begin]
         self._scanned = len(rest)
         if len(rest) + self._data_bytes > self._max:
