@@ -6,7 +6,7 @@ A script is called by its digest; when Redis has lost it (restart, failover, SCR
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -98,6 +98,20 @@ async def _translated_async(url: str) -> AsyncIterator[None]:
         yield
     if task is not None and task.cancelling() > before:
         raise asyncio.CancelledError
+
+
+async def _at_once(blocking: Awaitable[T]) -> T:
+    """Awaits a call that blocks at the server; a cancellation ends it now and not when the server answers."""
+    calling = asyncio.ensure_future(blocking)
+    try:
+        await asyncio.wait({calling})
+    finally:
+        while not calling.done():
+            calling.cancel()
+            await asyncio.wait({calling}, timeout=0.05)
+        if not calling.cancelled():
+            calling.exception()  # seen; a caller that was cancelled does not ask for it
+    return calling.result()
 
 
 class Ledger:
@@ -197,9 +211,8 @@ class AsyncLedger:
     async def wait_events(self, after: str, timeout_s: float) -> list[Event]:
         """Waits until there are events after `after`, at most `timeout_s`; empty when there were none."""
         async with _translated_async(self.url):
-            reply = await self.redis.xread(
-                {self.calls.keys.events: after}, count=500, block=max(1, int(timeout_s * 1000))
-            )
+            block = max(1, int(timeout_s * 1000))
+            reply = await _at_once(self.redis.xread({self.calls.keys.events: after}, count=500, block=block))
         return _stream(reply)
 
     async def aclose(self) -> None:
