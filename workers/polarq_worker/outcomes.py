@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polarq.contracts.rollout import Boundary, ExecKind, HarnessReport, Outcome, Reward, RolloutState
+from polarq.contracts.rollout import Boundary, ExecKind, HarnessReport, Outcome, Reward, RolloutState, StepReport
 from polarq.contracts.trajectory import Trajectory
 from polarq.store.grants import GrantUse
 
@@ -39,7 +39,7 @@ def harness_outcome(report: HarnessReport, use: GrantUse, trajectory: Trajectory
     if report.ok:
         return Outcome(state=RolloutState.COMPLETED)
     last = report.steps[-1] if report.steps else None
-    why = last.message if last is not None else "the harness did not start"
+    why = step_line(last) if last is not None else "the harness did not start"
     if use.faults and not (
         last is not None and last.kind is ExecKind.TIMED_OUT and trajectory.fidelity.trainable_tokens
     ):
@@ -54,6 +54,20 @@ def harness_outcome(report: HarnessReport, use: GrantUse, trajectory: Trajectory
     reason = "harness_" + (last.kind.value if last is not None else "could_not_start")
     boundary = Boundary.RUNTIME if last is not None and last.kind is ExecKind.SANDBOX_LOST else Boundary.HARNESS
     return Outcome(state=RolloutState.FAILED, boundary=boundary, reason=reason, message=one_line(why))
+
+
+def step_line(step: StepReport) -> str:
+    """One line: how the harness's command ended, and the last line it printed."""
+    how = {
+        ExecKind.EXITED: f"the harness ended with exit code {step.exit_code}",
+        ExecKind.SIGNALLED: f"the harness was killed by signal {step.signal}",
+        ExecKind.TIMED_OUT: f"the harness did not end within {step.duration_s:.0f} s",
+        ExecKind.CANCELLED: "the harness was cancelled",
+        ExecKind.COULD_NOT_START: "the harness could not start",
+        ExecKind.SANDBOX_LOST: "the sandbox was lost",
+    }[step.kind]
+    printed = [line.strip() for line in (step.stderr_tail or step.stdout_tail).splitlines() if line.strip()]
+    return ": ".join([how, *([step.message] if step.message else []), *printed[-1:]])
 
 
 def worth_scoring(outcome: Outcome, trajectory: Trajectory) -> bool:

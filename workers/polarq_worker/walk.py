@@ -35,7 +35,7 @@ from polarq.store.grants import GrantSpec, GrantUse, close_grant, open_grant
 from polarq.trajectory.base import Builder, rewarded
 from polarq_worker.evaluators.base import EvaluationContext, Evaluator
 from polarq_worker.evaluators.create import create_evaluator
-from polarq_worker.harnesses.base import Harness, HarnessContext, harness_env, run_harness
+from polarq_worker.harnesses.base import Harness, HarnessContext, harness_env, run_harness, sandbox_env
 from polarq_worker.harnesses.create import create_harness
 from polarq_worker.outcomes import (
     StageFailed,
@@ -163,9 +163,9 @@ class Walk:
             except TimeoutError:
                 raise timed_out(Boundary.PREPARE, "prepare", budget) from None
             except PrepareFailed as exc:
-                if exc.timed_out:
-                    raise timed_out(Boundary.PREPARE, "prepare", budget) from exc
-                raise failed(Boundary.PREPARE, "prepare_failed", str(exc)) from exc
+                state = RolloutState.TIMED_OUT if exc.timed_out else RolloutState.FAILED
+                reason = "prepare_timeout" if exc.timed_out else "prepare_failed"
+                raise StageFailed(state, Boundary.PREPARE, reason, str(exc)) from exc
             except (UnknownPlugin, InvalidInput) as exc:
                 raise failed(Boundary.TASK, "unusable_task", str(exc)) from exc
             except RuntimeFault as exc:
@@ -290,9 +290,7 @@ class Walk:
 
     def _sandbox_env(self, runtime: Runtime) -> dict[str, str]:
         """The environment of prepare and evaluation: no secret in it, and no model to be reached."""
-        return harness_env(
-            self.task, rollout_id=self.rollout_id, base_url="http://127.0.0.1:9", api_key="none", layout=runtime.layout
-        )
+        return sandbox_env(self.task, rollout_id=self.rollout_id, layout=runtime.layout)
 
     async def _enter(self, state: RolloutState) -> None:
         ledger = self.services.ledger
