@@ -23,7 +23,7 @@ from aiohttp import web
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
 
 from polarq.errors import LedgerUnavailable, PolarqError
 from polarq.ledger.keys import Keys
@@ -138,14 +138,16 @@ def write_port_file(path: Path, url: str) -> None:
 
 
 async def _answers(redis: Redis, url: str) -> None:
+    parts = urlsplit(url)
+    where = f"Redis at {parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
     try:
         await redis.ping()
+    except AuthenticationError:
+        text = f"{where} refuses the user or password: correct them in POLARQ_REDIS_URL or redis.url in the topology"
+        raise LedgerUnavailable(text) from None
     except (RedisError, OSError) as exc:
-        parts = urlsplit(url)
-        where = f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
-        raise LedgerUnavailable(
-            f"Redis at {where} does not answer ({exc}): start it, or set POLARQ_REDIS_URL or redis.url in the topology"
-        ) from None
+        text = f"{where} does not answer ({exc}): start it, or set POLARQ_REDIS_URL or redis.url in the topology"
+        raise LedgerUnavailable(text) from None
 
 
 def _stop_signals() -> asyncio.Event:
