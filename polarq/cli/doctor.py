@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polarq.cli.checks.base import Check, Deployment, Finding, Verdict, fail, ok
-from polarq.cli.checks.host import check_disk, check_proxy_variables, check_runtimes
-from polarq.cli.checks.ledger import check_redis
-from polarq.cli.checks.serving import check_inference, check_proxies
 from polarq.cli.options import Config, Json
 from polarq.cli.outcome import ExitCode, command
 from polarq.cli.terminal import Screen, print_json, shown
@@ -16,14 +13,6 @@ from polarq.errors import InvalidTopology
 from polarq.settings import Settings
 from polarq.topology.load import load_topology, topology_file
 
-CHECKS: tuple[Check, ...] = (
-    check_redis,
-    check_proxies,
-    check_inference,
-    check_disk,
-    check_runtimes,
-    check_proxy_variables,
-)
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 
 
@@ -57,8 +46,17 @@ def _findings(config: Path | None) -> Iterator[Finding]:
         return
     yield ok("topology", f"{path} is good" if path else "there is no file; the defaults hold")
     deployment = Deployment(topology, settings)
-    for check in CHECKS:
+    for check in _checks():
         yield from check(deployment)
+
+
+def _checks() -> tuple[Check, ...]:
+    # Here, so that no other command waits for what only these load.
+    from polarq.cli.checks.host import check_disk, check_proxy_variables, check_runtimes
+    from polarq.cli.checks.ledger import check_redis
+    from polarq.cli.checks.serving import check_inference, check_proxies
+
+    return check_redis, check_proxies, check_inference, check_disk, check_runtimes, check_proxy_variables
 
 
 def _print(screen: Screen, finding: Finding) -> None:

@@ -133,19 +133,24 @@ class RedisDoor:
         return self.client.drain(node_id, on)
 
     def watch(self, task_id: str, timeout_s: float | None) -> Iterator[Update]:
-        ledger = self.client.ledger
-        last = ledger.do(ledger.calls.last_event_id())
+        last = self._beginning(task_id)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         events: list[Event] = []
         while True:
             picture = self.picture(task_id)
             if picture.state.terminal:
-                # Its last event may be a moment behind the record.
-                rest = _of_task(ledger.wait_events(last, 0.001), task_id)
-                yield Update(picture, [*events, *rest])
+                # Its last events may be a moment behind the record.
+                while more := self.client.ledger.wait_events(last, 0.001):
+                    last = more[-1].event_id
+                    events += _of_task(more, task_id)
+                yield Update(picture, events)
                 return
             yield Update(picture, events)
             events, last = self._next(task_id, last, time_left(deadline, picture))
+
+    def _beginning(self, task_id: str) -> str:
+        """An event id from just before the task was made: event ids are the server's milliseconds."""
+        return f"{int(self.client.record(task_id).created_at.timestamp() * 1000) - 1}"
 
     def _next(self, task_id: str, last: str, wait_s: float) -> tuple[list[Event], str]:
         """The next events of the task, after at most `wait_s`, and where to go on."""
@@ -163,8 +168,7 @@ class RedisDoor:
         if task_id is None:
             last = after or ledger.do(ledger.calls.last_event_id())
         else:
-            # Event ids are the server's milliseconds: from just before the task was made.
-            last = after or f"{int(self.client.record(task_id).created_at.timestamp() * 1000) - 1}"
+            last = after or self._beginning(task_id)
         while True:
             over = task_id is not None and self.client.record(task_id).state.terminal
             events = ledger.wait_events(last, 0.001 if over else WAIT_STEP_S)

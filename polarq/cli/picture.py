@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from polarq.cli.terminal import Column, Screen, print_table, seconds, shown
+from polarq.cli.terminal import Column, Screen, print_table, seconds, shown, table, table_width
 from polarq.contracts.rollout import Outcome, RolloutState, TaskCounts, TaskState, Timing
 from polarq.ledger.calls import TaskRow
 from polarq.ledger.records import RolloutRecord, TaskRecord, moment, read_counts
@@ -37,6 +37,15 @@ COLUMNS = (
     Column("total s", "right"),
 )
 """`calls` are model calls, `tokens` sampled tokens; from `queue` on, seconds per stage."""
+NARROW = (
+    *COLUMNS[:6],
+    Column("prep", "right"),
+    Column("agent", "right"),
+    Column("build", "right"),
+    Column("eval", "right"),
+    Column("total", "right"),
+)
+"""The same for 80 columns: the rollout by its index, without the time in the queue."""
 
 
 NOTHING_TIMED = Timing()
@@ -205,7 +214,12 @@ def cells(row: Row) -> list[Text]:
 
 def print_rollouts(screen: Screen, rows: Sequence[Row]) -> None:
     """The table that ends `demo`, `submit` and `show`, and a line for each rollout that did not end well."""
-    print_table(screen, COLUMNS, [cells(row) for row in rows])
+    wide = [cells(row) for row in rows]
+    narrow = [[Text(str(row.index)), *line[1:6], *line[7:]] for row, line in zip(rows, wide, strict=True)]
+    if table_width(COLUMNS, wide) > screen.width >= table_width(NARROW, narrow, gap=1):
+        screen.print(table(NARROW, narrow, gap=1))
+    else:
+        print_table(screen, COLUMNS, wide)
     for line in troubles(rows):
         screen.say(line)
 

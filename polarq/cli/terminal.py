@@ -127,9 +127,9 @@ def print_table(screen: Screen, columns: Sequence[Column], rows: Sequence[Sequen
         screen.say("")
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> Table:
-    """The table itself, as a renderable."""
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+def table(columns: Sequence[Column], rows: Sequence[Sequence[Text]], gap: int = 2) -> Table:
+    """The table itself, as a renderable, with `gap` cells between its columns."""
+    made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0), header_style="bold")
     for column in columns:
         made.add_column(Text(column.name), justify=column.justify, no_wrap=True)
     for row in rows:
@@ -137,7 +137,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> Table:
     return made
 
 
-def table_width(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> int:
+def table_width(columns: Sequence[Column], rows: Sequence[Sequence[Text]], gap: int = 2) -> int:
     """Terminal cells the table takes."""
     cells = [[Text(column.name) for column in columns], *rows]
-    return sum(max(row[i].cell_len for row in cells) + 2 for i in range(len(columns)))
+    return sum(max(row[i].cell_len for row in cells) + gap for i in range(len(columns))) - gap

@@ -1,0 +1,66 @@
+# Needs Python >= 3.11, git and make; everything else is installed into .venv.
+#
+#   make demo            one real rollout batch end to end, no GPU
+#   make test            the tests that need only what make can install
+#   make test-engine     the tests against a real vLLM on the CPU (downloads about 200 MB)
+#   make lint            ruff, mypy (strict, tests too), import contracts
+#   make lock            writes constraints.txt anew
+#   make clean           removes what make made
+#
+# ARGS goes to the program: make demo ARGS="--keep", make test ARGS="tests/cli -x". PYTHON=python3.12 chooses another one.
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+# Byte-code is made at install, by all cores: the first start is as fast as the second, also where
+# PYTHONDONTWRITEBYTECODE is set.
+INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt
+
+.PHONY: demo test test-engine lint lock clean
+
+demo: $(VENV)/.demo
+	@$(BIN)/polarq demo $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/pytest -m "not docker and not engine" -n 2 $(ARGS)
+
+test-engine:
+	bash .ci/engine $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy tests examples benchmarks
+	$(BIN)/lint-imports
+
+lock: $(VENV)/.uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-annotate --no-header \
+		--no-emit-index-url pyproject.toml --extra demo --extra dev --extra flower --output-file constraints.txt
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp says what is in the environment, so that a second run has nothing to do.
+$(VENV)/.uv:
+	@test -n "$(PYTHON)" || { echo "polarq needs Python 3.11 or newer; install it, or: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than 3.11; choose another: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.uv pyproject.toml constraints.txt
+	@echo "installing polarq with the demo's agent"
+	@$(INSTALL) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.uv pyproject.toml constraints.txt
+	@echo "installing polarq with everything for development"
+	@$(INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/.demo
