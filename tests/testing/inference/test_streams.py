@@ -139,6 +139,15 @@ async def test_a_stream_of_several_choices_can_be_put_together_by_index(serve: S
         assert logprobs_of(found.logprobs) == logprobs_of(choice["logprobs"]["content"])
 
 
+async def test_text_that_is_held_back_to_the_end_comes_with_the_last_chunk(serve: Serve) -> None:
+    client = await serve(scripted(Turn(content="a < b or <tool_ca")))
+
+    stream = await client.stream(tools=[WEATHER_TOOL])
+
+    assert stream.message["content"] == "a < b or <tool_ca"
+    assert stream.events[-2]["choices"][0]["delta"] == {"content": "<tool_ca"}
+
+
 async def test_empty_deltas_carry_ids_while_a_call_is_held_back(serve: Serve) -> None:
     client = await serve(SCENARIO)
 
