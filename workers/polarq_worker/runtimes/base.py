@@ -15,6 +15,8 @@ from polarq.contracts.specs import RuntimeSpec
 
 SESSION_DIR = "/polar/session"
 """Where a session lies in a sandbox. `local` has no file system of its own and maps it into the rollout's folder."""
+SCRATCH_DIR = ".polarq"
+"""Below the session directory: what polarq itself puts there, and no evaluator takes for the agent's work."""
 TAIL_CHARS = 4000
 
 

@@ -1,0 +1,156 @@
+"""What a harness finds in its environment, and what no task can change of it."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from polarq.contracts.rollout import HarnessReport
+from polarq.contracts.task import Task
+from polarq_worker.harnesses.base import harness_env, run_harness, sandbox_env
+from polarq_worker.harnesses.create import create_harness
+from polarq_worker.runtimes.base import SandboxLayout
+from polarq_worker.runtimes.local import LocalRuntime
+from tests.harnesses.conftest import MakeContext
+
+LAYOUT = SandboxLayout.below("/polar/session")
+BASE = "http://10.1.2.3:8081/s/grant"
+DEAD_PROXY = "http://127.0.0.1:9"
+
+
+def env_of(
+    runtime: dict[str, str] | None = None, agent: dict[str, str] | None = None, base: str = BASE
+) -> dict[str, str]:
+    task = Task.parse(
+        {
+            "task_id": "t1",
+            "instruction": "x",
+            "runtime": {"backend": "local", "env": runtime or {}},
+            "agent": {"harness": "mini_swe_agent", "env": agent or {}},
+        }
+    )
+    return harness_env(task, rollout_id="t1.0", base_url=base, api_key="key", layout=LAYOUT)
+
+
+def test_every_dialect_is_told_where_the_model_is() -> None:
+    env = env_of()
+    assert {name: value for name, value in env.items() if not name.lower().startswith("no_proxy")} == {
+        "OPENAI_BASE_URL": f"{BASE}/v1",
+        "OPENAI_API_BASE": f"{BASE}/v1",
+        "OPENAI_API_KEY": "key",
+        "ANTHROPIC_BASE_URL": BASE,
+        "ANTHROPIC_API_KEY": "key",
+        "GOOGLE_API_URL": BASE,
+        "GOOGLE_GEMINI_BASE_URL": BASE,
+        "GOOGLE_API_KEY": "key",
+        "GEMINI_API_KEY": "key",
+        "SESSION_ID": "t1.0",
+        "TASK_ID": "t1",
+        "SESSION_DIR": "/polar/session",
+        "ARTIFACTS_DIR": "/polar/session/artifacts",
+        "LOGS_DIR": "/polar/session/logs",
+        "AGENT_LOG_DIR": "/polar/session/logs/agent",
+    }
+
+
+def test_the_agents_variables_win_over_the_runtimes_and_both_over_the_sessions() -> None:
+    env = env_of({"A": "runtime", "B": "runtime", "TASK_ID": "mine"}, {"B": "agent"})
+    assert (env["A"], env["B"], env["TASK_ID"]) == ("runtime", "agent", "mine")
+
+
+def test_no_task_can_lead_its_model_calls_past_the_record() -> None:
+    elsewhere = dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL"), "http://elsewhere")
+    env = env_of(elsewhere, elsewhere)
+    assert "http://elsewhere" not in env.values()
+
+
+def test_preparing_and_scoring_see_no_model() -> None:
+    task = Task.parse(
+        {
+            "task_id": "t1",
+            "instruction": "x",
+            "runtime": {"backend": "local", "env": {"A": "1"}},
+            "agent": {"harness": "mini_swe_agent", "env": {"AGENT_ONLY": "1"}},
+        }
+    )
+    env = sandbox_env(task, rollout_id="t1.0", layout=LAYOUT)
+    assert env["A"] == "1"
+    assert not {"AGENT_ONLY", "OPENAI_BASE_URL", "OPENAI_API_KEY"} & set(env)
+
+
+@pytest.mark.parametrize(
+    ("base", "host"), [(BASE, "10.1.2.3"), ("http://[fd00::1]:8081/s/g", "fd00::1"), ("http://node0:1/s/g", "node0")]
+)
+def test_the_hosts_of_model_calls_are_literal_exceptions_in_both_spellings(base: str, host: str) -> None:
+    env = env_of({"NO_PROXY": "npm.example,127.*", "no_proxy": "lower.example"}, {"NO_PROXY": "agent.example"}, base)
+    assert env["NO_PROXY"] == env["no_proxy"]
+    listed = env["NO_PROXY"].split(",")
+    assert listed == ["npm.example", "127.*", "lower.example", "agent.example", "127.0.0.1", "::1", "localhost", host]
+
+
+STUBS = {
+    "httpx": "import httpx, os; print(httpx.get(os.environ['OPENAI_BASE_URL'] + '/models').text)",
+    "urllib": (
+        "import os, urllib.request\n"
+        "print(urllib.request.urlopen(os.environ['OPENAI_BASE_URL'] + '/models').read().decode())"
+    ),
+    "requests": "import os, requests; print(requests.get(os.environ['OPENAI_BASE_URL'] + '/models').text)",
+    "aiohttp": (
+        "import aiohttp, asyncio, os\n"
+        "async def main():\n"
+        "    async with aiohttp.ClientSession(trust_env=True) as session:\n"
+        "        async with session.get(os.environ['OPENAI_BASE_URL'] + '/models') as reply:\n"
+        "            print(await reply.text())\n"
+        "asyncio.run(main())"
+    ),
+}
+
+
+async def answer(request: web.Request) -> web.Response:
+    return web.Response(text=f"arrived at {request.path}")
+
+
+@pytest.mark.parametrize("client", [*STUBS, "curl"])
+async def test_a_corporate_proxy_does_not_swallow_model_calls(
+    client: str, runtime: LocalRuntime, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if client == "curl" and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, DEAD_PROXY)
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    server = web.AppRunner(app)
+    await server.setup()
+    site = web.TCPSite(server, "127.0.0.1", 0)
+    await site.start()
+    try:
+        port = server.addresses[0][1]
+        report = await call_model(client, f"http://127.0.0.1:{port}/s/grant", runtime, make_context)
+    finally:
+        await server.cleanup()
+    assert report.ok, report
+    assert report.steps[0].stdout_tail.strip() == "arrived at /s/grant/v1/models"
+
+
+async def call_model(client: str, base: str, runtime: LocalRuntime, make_context: MakeContext) -> HarnessReport:
+    command = 'curl -sS "$OPENAI_BASE_URL/models"' if client == "curl" else 'python "$SESSION_DIR/stub.py"'
+    if client in STUBS:
+        await runtime.put_bytes(STUBS[client].encode(), "/polar/session/stub.py")
+    proxies: dict[str, Any] = {
+        "HTTP_PROXY": DEAD_PROXY,
+        "HTTPS_PROXY": DEAD_PROXY,
+        "ALL_PROXY": DEAD_PROXY,
+        "http_proxy": "http://127.0.0.1:10",
+        "all_proxy": "http://127.0.0.1:10",
+        "NO_PROXY": "npm.example,127.*",
+    }
+    context = make_context(
+        base_url=base,
+        runtime={"backend": "local", "env": proxies},
+        agent={"harness": "shell", "custom_shell": {"command": command}},
+    )
+    return await run_harness(create_harness(context.task.agent, []), runtime, context, timeout_s=60)

@@ -1,0 +1,163 @@
+"""Harness `mini_swe_agent`: the `mini` program of the package mini-swe-agent (2.4), unmodified, over HTTP.
+
+It has to be installed where it runs: in the sandbox, or beside the worker for the local runtime. The task text and the
+settings go into a configuration file (the text as `run.task`), never into an argument list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from pydantic import Field
+
+from polarq.contracts.base import Contract
+from polarq.contracts.rollout import StepReport
+from polarq.contracts.specs import AgentSpec, Env
+from polarq.errors import HarnessFault, InvalidTask
+from polarq_worker.harnesses.base import Harness, HarnessContext, HarnessStep
+from polarq_worker.runtimes.base import SCRATCH_DIR, Runtime
+
+PROGRAM = "mini"
+TRAJECTORY = "mini-swe-agent.traj.json"
+MAX_TRAJECTORY_BYTES = 64 * 1024 * 1024
+SETUP_S = 60.0
+_NOT_PLAIN = re.compile(r"[^\x20-\x7e]")
+
+
+class MiniSweAgentSettings(Contract):
+    """`agent.settings` of harness `mini_swe_agent`. Limits of 0 mean: none."""
+
+    step_limit: int = Field(0, ge=0)
+    """Model calls at most."""
+    cost_limit: float = Field(0.0, ge=0)
+    """Dollars at most, by the program's own price list."""
+    wall_time_limit_s: int = Field(0, ge=0)
+    max_consecutive_format_errors: int | None = Field(None, ge=0)
+    command_timeout_s: int | None = Field(None, gt=0)
+    """For each command of the agent; None: the program's own (30 s)."""
+    workdir: str | None = None
+    """Where the agent works; None: the runtime's workdir."""
+    config: list[str] = ["mini.yaml"]
+    """What `-c` takes: built-in names, files inside the sandbox, or `key=value`. polarq's own comes last."""
+    model_kwargs: dict[str, Any] = {}
+    """Sampling parameters, sent with every call."""
+    model_class: str | None = None
+    model_retry_attempts: int = Field(3, ge=1)
+    """Tries of a failing model call; the program waits 4 to 60 s between them."""
+    command_env: Env = {}
+    """More environment for the agent's commands."""
+
+
+class MiniSweAgentHarness(Harness):
+    """See the module's text."""
+
+    name: ClassVar[str] = "mini_swe_agent"
+
+    def __init__(self, spec: AgentSpec) -> None:
+        super().__init__(spec)
+        self._settings = MiniSweAgentSettings.parse(spec.settings, what="agent.settings")
+        unused = [key for key in ("mcp_servers", "skills_path") if getattr(spec, key)]
+        if unused:
+            raise InvalidTask("agent", [f"{key}: mini-swe-agent has no use for it; leave it out" for key in unused])
+
+    async def setup(self, runtime: Runtime, context: HarnessContext) -> None:
+        found = await runtime.exec(f"command -v {PROGRAM}", env=context.env, timeout_s=SETUP_S)
+        if not found.ok:
+            raise HarnessFault(
+                f"there is no program '{PROGRAM}' in the sandbox; install it in the image or by runtime.prepare:"
+                " pip install 'mini-swe-agent>=2.4,<2.5' (for the local runtime beside the worker: polarq[demo])"
+            )
+        await runtime.put_bytes(self.config(context).encode(), self._config_path(context))
+
+    def steps(self, context: HarnessContext) -> list[HarnessStep]:
+        arguments = [
+            PROGRAM,
+            f"--model={_model_name(self.spec.model_name)}",
+            "--yolo",
+            "--exit-immediately",
+            *(f"--config={config}" for config in [*self._settings.config, self._config_path(context)]),
+            f"--output={self._trajectory_path(context)}",
+        ]
+        return [HarnessStep(shlex.join(arguments), cwd=self._settings.workdir, env=self._env(context))]
+
+    async def postprocess(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> dict[str, Any]:
+        """The program's own verdict: exit status, model calls, cost. Its whole trajectory is kept with the logs."""
+        kept = runtime.host_log_dir / "agent" / TRAJECTORY
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        await runtime.get_file(self._trajectory_path(context), kept, MAX_TRAJECTORY_BYTES)
+        return await asyncio.to_thread(_verdict, kept)
+
+    def config(self, context: HarnessContext) -> str:
+        """The last configuration file: the task and the settings, as YAML."""
+        wanted = self._settings
+        agent = {
+            "step_limit": wanted.step_limit,
+            "cost_limit": wanted.cost_limit,
+            "wall_time_limit_seconds": wanted.wall_time_limit_s,
+            "max_consecutive_format_errors": wanted.max_consecutive_format_errors,
+        }
+        environment = {"timeout": wanted.command_timeout_s, "env": wanted.command_env or None}
+        model = {"model_kwargs": wanted.model_kwargs or None, "model_class": wanted.model_class}
+        sections = {"agent": _given(agent), "environment": _given(environment), "model": _given(model)}
+        head = yaml.safe_dump({key: section for key, section in sections.items() if section}, allow_unicode=False)
+        return f"{head}run:\n  task: {yaml_string(context.task.instruction)}\n"
+
+    def _env(self, context: HarnessContext) -> dict[str, str]:
+        return {
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_SILENT_STARTUP": "1",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_GLOBAL_CONFIG_DIR": f"{context.layout.session_dir}/{SCRATCH_DIR}/mini-swe-agent",
+            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self._settings.model_retry_attempts),
+            # A plain traceback ends with the error in one line, and takes milliseconds where a framed one takes seconds.
+            "TYPER_STANDARD_TRACEBACK": "1",
+            # Else every start asks the network for a price list, for up to 15 s where there is none.
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        }
+
+    def _config_path(self, context: HarnessContext) -> str:
+        return f"{context.layout.session_dir}/{SCRATCH_DIR}/mini-swe-agent/polarq.yaml"
+
+    def _trajectory_path(self, context: HarnessContext) -> str:
+        return f"{context.layout.agent_log_dir}/{TRAJECTORY}"
+
+
+def _verdict(trajectory: Path) -> dict[str, Any]:
+    info = json.loads(trajectory.read_bytes())["info"]
+    stats = info.get("model_stats", {})
+    return {
+        "exit_status": info.get("exit_status"),
+        "model_calls": stats.get("api_calls"),
+        "cost": stats.get("instance_cost"),
+        "mini_version": info.get("mini_version"),
+        "trajectory": f"agent/{TRAJECTORY}",
+    }
+
+
+def yaml_string(text: str) -> str:
+    """A double-quoted YAML scalar of printable ASCII.
+
+    JSON's escapes are YAML's too; of the rest of Unicode, YAML folds or refuses some characters.
+    """
+    return _NOT_PLAIN.sub(_escaped, json.dumps(text, ensure_ascii=False))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    number = ord(match.group())
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def _model_name(name: str | None) -> str:
+    """With the provider in front by which the program chooses its client; OpenAI's unless the task says otherwise."""
+    name = name or "polarq"
+    return name if name.startswith(("openai/", "anthropic/")) else f"openai/{name}"
+
+
+def _given(section: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if value is not None}
