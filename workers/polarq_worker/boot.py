@@ -52,6 +52,9 @@ class NodeStep(bootsteps.StartStopStep):
 
     def start(self, worker: Any) -> None:
         node, topology, settings = self._made
+        if logging.getLogger("polarq").level == logging.NOTSET:
+            # A line per rollout and per change of the node, whatever Celery's own log level is.
+            logging.getLogger("polarq").setLevel(logging.INFO)
         pool = worker.pool
         if not isinstance(pool, EnginePool):
             _give_up(PolarqError("polarq needs its own pool; start the worker without -P"))
