@@ -56,7 +56,7 @@ class ShimDoor:
 
     def picture(self, task_id: str) -> Picture:
         path = quote(task_id, safe="")
-        status = self._ask("GET", f"/rollout/task/{path}", params={"trajectories": "refs"})
+        status = self._ask("GET", f"/rollout/task/{path}", params={"trajectories": "none"})
         return picture_of(status, self._ask("GET", f"/tasks/{path}/sessions"))
 
     def rollout(self, rollout_id: str) -> RolloutResult:

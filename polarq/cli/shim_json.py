@@ -30,11 +30,8 @@ _STATES = {
 
 
 def picture_of(status: Json, sessions: Json) -> Picture:
-    """A task out of its status (without trajectories) and its session list."""
-    results = {result["session_id"]: result for result in status.get("results", [])}
-    rows = [
-        _row(index, session, results.get(session["session_id"])) for index, session in enumerate(sessions["sessions"])
-    ]
+    """A task out of its status (without results) and its session list."""
+    rows = [_row(index, session) for index, session in enumerate(sessions["sessions"])]
     return Picture(
         task_id=str(status["task_id"]),
         run_id=str(status.get("run_id", "")),
@@ -46,11 +43,9 @@ def picture_of(status: Json, sessions: Json) -> Picture:
     )
 
 
-def _row(index: int, session: Json, result: Json | None) -> Row:
+def _row(index: int, session: Json) -> Row:
     outcome = Outcome.model_validate(session["outcome"]) if session.get("outcome") else None
     state = outcome.state if outcome else _STATES.get(str(session["status"]), RolloutState.QUEUED)
-    seen = result["trajectory"]["metadata"] if result else {}
-    own = result.get("rollout", {}) if result else {}
     summary = session.get("summary", {})
     return Row(
         rollout_id=str(session["session_id"]),
@@ -60,10 +55,10 @@ def _row(index: int, session: Json, result: Json | None) -> Row:
         node_id=session.get("node_id"),
         outcome=outcome or (Outcome(state=state) if state.terminal else None),
         reward=session.get("reward"),
-        calls=seen.get("record_count"),
-        traces=seen.get("trace_count"),
+        calls=summary.get("calls"),
+        traces=summary.get("traces"),
         sampled_tokens=summary.get("sampled_tokens"),
-        timing=Timing.model_validate(own.get("timing", {})),
+        timing=Timing.model_validate(summary.get("timing", {})),
     )
 
 

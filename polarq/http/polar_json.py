@@ -168,6 +168,7 @@ def session_row(task_id: str, rollout: RolloutRecord) -> SessionRow:
         row["timing"] = timing(summary.timing)
         row["error"] = error_of(summary.outcome)
         row["outcome"] = summary.outcome.model_dump(mode="json")
+        row["summary"] = summary.model_dump(mode="json", exclude={"outcome", "reward", "payload"})
     return row
 
 

@@ -123,6 +123,8 @@ class SessionRow(TypedDict):
     error: NotRequired[str | None]
     outcome: NotRequired[dict[str, Any]]
     attempt: NotRequired[int]
+    summary: NotRequired[dict[str, Any]]
+    """polarq's, once ended: calls, traces, sampled_tokens, trainable_tokens, timing in seconds."""
 
 
 class SessionList(TypedDict):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from polarq.client import Client
@@ -22,7 +25,9 @@ from polarq.contracts.rollout import (
 from polarq.contracts.task import Task
 from polarq.contracts.trajectory import Fidelity, Trace, Trajectory
 from polarq.ledger import Claim
+from polarq.settings import Settings
 from polarq.store.payloads import encode_result, put_payload
+from polarq.topology import load_topology
 
 LEASE_S = 60.0
 OK = Outcome(state=RolloutState.COMPLETED, trainable=True)
@@ -137,3 +142,21 @@ def announce(client: Client, node_id: str = "node0", **more: Any) -> None:
     """A node that says it is alive."""
     body = NodeRecord(node_id=node_id, max_init_workers=4, max_run_workers=2, max_postrun_workers=4, **more)
     client.ledger.do(client.ledger.calls.announce(body, 60.0))
+
+
+def when_submitted(topology: Path, task_id: str, work: Callable[[Client], None]) -> threading.Thread:
+    """Runs something against the ledger, in a thread, as soon as the task is in it."""
+
+    def run() -> None:
+        with Client(load_topology(topology), Settings.from_env()) as client:
+            last = "0"
+            while True:
+                events = client.ledger.wait_events(last, 30)
+                assert events, "the task was never submitted"
+                last = events[-1].event_id
+                if any(event.data.get("task_id") == task_id for event in events):
+                    return work(client)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread

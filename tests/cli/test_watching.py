@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,8 @@ import yaml
 from polarq.client import Client
 from polarq.contracts.node import NodeHealth
 from polarq.contracts.rollout import RolloutState
-from polarq.settings import Settings
-from polarq.topology import load_topology
 from tests.cli.conftest import POLARQ, Cli, program
-from tests.cli.driving import advance, announce, claim, failed, finish, record, task
+from tests.cli.driving import advance, announce, claim, failed, finish, record, task, when_submitted
 from tests.cli.terminals import Terminal
 
 
@@ -29,38 +25,13 @@ def task_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def meanwhile(deployment: Path) -> Callable[[Callable[[Client], None]], threading.Thread]:
-    """Runs something against the ledger as soon as the task of `task_file` is in it."""
-
-    def start(work: Callable[[Client], None]) -> threading.Thread:
-        def run() -> None:
-            with Client(load_topology(deployment), Settings.from_env()) as client:
-                last = "0"
-                while True:
-                    events = client.ledger.wait_events(last, 30)
-                    assert events, "the task was never submitted"
-                    last = events[-1].event_id
-                    if any(event.data.get("task_id") == "from-file" for event in events):
-                        break
-                work(client)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        return thread
-
-    return start
-
-
 def both_end(client: Client) -> None:
     finish(client, "from-file.0")
     finish(client, "from-file.1", failed("exit 3"), None)
 
 
-def test_submit_waits_for_the_end_and_prints_every_rollout(
-    cli: Cli, task_file: Path, meanwhile: Callable[[Callable[[Client], None]], threading.Thread]
-) -> None:
-    thread = meanwhile(both_end)
+def test_submit_waits_for_the_end_and_prints_every_rollout(cli: Cli, task_file: Path, deployment: Path) -> None:
+    thread = when_submitted(deployment, "from-file", both_end)
     ran = cli("submit", str(task_file))
     thread.join()
     assert ran.code == 1
@@ -73,10 +44,8 @@ def test_submit_waits_for_the_end_and_prints_every_rollout(
     assert lines[-1] == "2 rollouts: 1 completed, 1 failed"
 
 
-def test_submit_with_json_prints_one_document(
-    cli: Cli, task_file: Path, meanwhile: Callable[[Callable[[Client], None]], threading.Thread]
-) -> None:
-    thread = meanwhile(both_end)
+def test_submit_with_json_prints_one_document(cli: Cli, task_file: Path, deployment: Path) -> None:
+    thread = when_submitted(deployment, "from-file", both_end)
     document = cli("submit", str(task_file), "--json").json
     thread.join()
     assert document["exit_code"] == 1

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from polarq.cli.checks.base import Deployment, Finding, fail, ok, warn
 from polarq.errors import LedgerUnavailable
 from polarq.ledger import Call, Ledger, calls_for, without_password
+from polarq.ledger.server import ServerFacts, server_facts
 from polarq.topology import broker_url, redis_url
 
 OLDEST = (6, 2)
@@ -32,41 +33,42 @@ def check_redis(deployment: Deployment) -> Iterator[Finding]:
             with Ledger(url, calls_for(topology)) as ledger:
                 yield from _server(part, url, ledger)
         except LedgerUnavailable as exc:
-            yield fail(part, str(exc), "see above; polarq needs its Redis for everything")
+            yield fail(part, str(exc), "to get one: docker compose up -d redis, or install valkey or redis")
 
 
 def _server(part: str, url: str, ledger: Ledger) -> Iterator[Finding]:
-    info = ledger.do(_INFO)
-    name = "valkey" if "valkey_version" in info else "redis"
-    version = str(info.get("valkey_version") or info.get("redis_version") or "?")
-    yield ok(part, f"{name} {version} at {without_password(url)} answers")
-    # Valkey tells the Redis version it is compatible with as redis_version.
-    if _numbers(str(info.get("redis_version", ""))) < OLDEST:
-        yield fail(part, f"version {version} is too old", "use Redis 6.2 or newer, or Valkey")
-    yield _persistence(part, info)
-    yield _eviction(part, info)
+    facts = ledger.do(server_facts())
+    yield ok(part, f"{facts.name} {facts.version} at {without_password(url)} answers")
+    # Valkey began at 7.2, so its own version says as much.
+    if _numbers(facts.version) < OLDEST:
+        yield fail(part, f"version {facts.version} is too old", "use Redis 6.2 or newer, or Valkey")
+    yield _persistence(part, facts)
+    yield _eviction(part, facts)
     yield _password(part, url)
     if part == "redis":
         yield _clock(ledger)
 
 
-def _persistence(part: str, info: dict[str, Any]) -> Finding:
-    if int(info.get("aof_enabled", 0)):
+def _persistence(part: str, facts: ServerFacts) -> Finding:
+    if facts.appendonly is None:
+        return warn(part, "does not say whether it keeps its data over a restart", "see that its provider persists it")
+    if facts.appendonly:
         return ok(part, "appends every change to disk (AOF)")
     return warn(part, "keeps nothing over a restart (appendonly is off): tasks and results would be lost", PERSISTENCE)
 
 
-def _eviction(part: str, info: dict[str, Any]) -> Finding:
-    policy, limit = str(info.get("maxmemory_policy", "?")), int(info.get("maxmemory", 0))
-    used = int(info.get("used_memory", 0))
-    if policy == "noeviction":
-        if limit and used > 0.9 * limit:
-            advice = "raise maxmemory, or lower retention.result_s in the topology"
-            return warn(part, f"{used / limit:.0%} of maxmemory is used; a full Redis refuses new results", advice)
-        return ok(part, "evicts nothing (noeviction)")
-    if limit:
-        return fail(part, f"evicts keys when full ({policy}): rollouts and results would vanish", EVICTION)
-    return warn(part, f"would evict keys if it had a maxmemory ({policy})", EVICTION)
+def _eviction(part: str, facts: ServerFacts) -> Finding:
+    if facts.evicts:
+        return fail(part, f"evicts keys when full ({facts.policy}): rollouts and results would vanish", EVICTION)
+    if facts.policy is None:
+        return warn(part, "does not say what it does when it is full", "see that its eviction policy is noeviction")
+    if facts.policy != "noeviction":
+        return warn(part, f"would evict keys if it had a maxmemory ({facts.policy})", EVICTION)
+    if facts.max_bytes and facts.used_bytes > 0.9 * facts.max_bytes:
+        share = facts.used_bytes / facts.max_bytes
+        advice = "raise maxmemory, or lower retention.result_s in the topology"
+        return warn(part, f"{share:.0%} of maxmemory is used; a full Redis refuses new results", advice)
+    return ok(part, "evicts nothing (noeviction)")
 
 
 def _password(part: str, url: str) -> Finding:
@@ -91,14 +93,6 @@ def _clock(ledger: Ledger) -> Finding:
     return ok("clock", "agrees with Redis'")
 
 
-def _info(reply: Any) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for section in reply:
-        merged.update(section)
-    return merged
-
-
-_INFO: Call[dict[str, Any]] = Call(_info, commands=(("INFO", "server"), ("INFO", "persistence"), ("INFO", "memory")))
 _TIME: Call[float] = Call(lambda replies: _moment(replies[0]), commands=(("TIME",),))
 
 

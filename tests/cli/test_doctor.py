@@ -1,0 +1,157 @@
+"""doctor: looks at the real thing and says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import yaml
+
+from polarq.cli.main import main
+from polarq.testing.inference import ScriptedInference, ServerOptions
+from polarq.testing.redis import EmbeddedRedis
+from tests.cli.conftest import Cli
+
+Found = list[tuple[str, str, str, str]]
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def findings(document: Any, part: str) -> dict[str, str]:
+    """fact -> verdict of one part."""
+    return {f["fact"]: f["verdict"] for f in document["findings"] if f["part"].startswith(part)}
+
+
+def write(deployment: Path, **node: Any) -> None:
+    deployment.write_text(yaml.safe_dump({"gateway": {"nodes": [{"id": "node0", **node}]}}), encoding="utf-8")
+
+
+def verdict_of(found: dict[str, str], words: str) -> str:
+    [verdict] = [verdict for fact, verdict in found.items() if words in fact]
+    return verdict
+
+
+def test_a_redis_that_keeps_everything_is_good(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EmbeddedRedis(appendonly=True, password="secret") as server:
+        monkeypatch.setenv("POLARQ_REDIS_URL", server.url)
+        ran = cli("doctor", "--json")
+    found = findings(ran.json, "redis")
+    assert set(found.values()) == {"ok"}
+    assert {"appends every change to disk (AOF)", "evicts nothing (noeviction)", "asks for a password"} <= set(found)
+    assert findings(ran.json, "clock") == {"agrees with Redis'": "ok"}
+    assert "secret" not in ran.out
+
+
+def test_a_redis_that_forgets_at_a_restart_is_a_warning(cli: Cli) -> None:
+    assert verdict_of(findings(cli("doctor", "--json").json, "redis"), "appendonly is off") == "warn"
+
+
+def test_a_redis_that_evicts_fails_and_the_advice_is_a_command(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EmbeddedRedis(maxmemory_policy="allkeys-lru") as server:
+        monkeypatch.setenv("POLARQ_REDIS_URL", server.url)
+        before = cli("doctor", "--json")
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("maxmemory", "1gb")
+        ran = cli("doctor", "--json")
+        text = cli("doctor").out
+    assert verdict_of(findings(before.json, "redis"), "would evict") == "warn"
+    assert ran.code == 1
+    assert verdict_of(findings(ran.json, "redis"), "evicts keys when full (allkeys-lru)") == "fail"
+    assert "redis-cli CONFIG SET maxmemory-policy noeviction" in text
+
+
+def test_a_wrong_password_and_no_redis_are_told_apart(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    with EmbeddedRedis(password="secret") as server:
+        monkeypatch.setenv("POLARQ_REDIS_URL", server.url.replace("secret", "wrong"))
+        refused = cli("doctor", "--json")
+    monkeypatch.setenv("POLARQ_REDIS_URL", f"redis://127.0.0.1:{free_port}/0")
+    absent = cli("doctor", "--json")
+    assert (refused.code, absent.code) == (1, 1)
+    assert verdict_of(findings(refused.json, "redis"), "refuses the user or password") == "fail"
+    assert verdict_of(findings(absent.json, "redis"), "does not answer") == "fail"
+
+
+async def examined(deployment: Path, capsys: pytest.CaptureFixture[str], options: ServerOptions, **node: Any) -> Any:
+    import json
+
+    async with ScriptedInference(options) as server:
+        write(deployment, inference={"engine": "vllm", "base_url": server.base_url}, **node)
+        await asyncio.to_thread(main, ["doctor", "--json"])
+    return findings(json.loads(capsys.readouterr().out), "inference")
+
+
+async def test_an_engine_that_returns_token_ids_is_good(deployment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = await examined(deployment, capsys, ServerOptions(served_model_name="m"), model_served="m")
+    assert set(found.values()) == {"ok"}
+    assert verdict_of(found, "returns token ids") == "ok"
+
+
+async def test_an_engine_that_returns_none_fails(deployment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = await examined(deployment, capsys, ServerOptions(token_ids=False))
+    assert verdict_of(found, "returns no token ids") == "fail"
+
+
+async def test_an_engine_with_another_model_fails(deployment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = await examined(deployment, capsys, ServerOptions(served_model_name="a"), model_served="b")
+    assert verdict_of(found, "does not serve 'b'") == "fail"
+
+
+async def test_an_engine_that_wants_a_key_fails_without_it(
+    deployment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = await examined(deployment, capsys, ServerOptions(api_key="k"))
+    assert verdict_of(found, "answers 401") == "fail"
+
+
+def test_an_engine_that_is_down_fails(cli: Cli, deployment: Path, free_port: int) -> None:
+    write(deployment, inference={"engine": "vllm", "base_url": f"http://127.0.0.1:{free_port}"})
+    ran = cli("doctor", "--json")
+    assert ran.code == 1
+    assert verdict_of(findings(ran.json, "inference"), "does not answer") == "fail"
+
+
+@pytest.mark.parametrize(("mode", "verdict"), [("embedded", "warn"), ("external", "fail")])
+def test_a_proxy_that_is_not_there_is_missed_only_where_somebody_should_run_it(
+    cli: Cli, deployment: Path, free_port: int, mode: str, verdict: str
+) -> None:
+    write(deployment, port=free_port, proxy={"mode": mode})
+    assert set(findings(cli("doctor", "--json").json, "proxy").values()) == {verdict}
+
+
+def test_a_bad_topology_is_one_finding_per_mistake(cli: Cli, deployment: Path) -> None:
+    deployment.write_text("budgets:\n  max_samples: 0\nretention:\n  events: 0\n", encoding="utf-8")
+    ran = cli("doctor", "--json")
+    assert ran.code == 1
+    assert [f["verdict"] for f in ran.json["findings"]] == ["fail", "fail"]
+    assert "line 2" in ran.json["findings"][0]["fact"]
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "verdict"), [(None, "warn"), ("example.com", "warn"), ("127.0.0.1,x", "ok"), ("*", "ok")]
+)
+def test_a_proxy_variable_that_swallows_loopback_is_a_warning(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, no_proxy: str | None, verdict: str
+) -> None:
+    for name in ("NO_PROXY", "no_proxy", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.internal:3128")
+    if no_proxy is not None:
+        monkeypatch.setenv("NO_PROXY", no_proxy)
+    assert set(findings(cli("doctor", "--json").json, "environment").values()) == {verdict}
+
+
+def test_a_state_folder_on_a_file_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("POLARQ_STATE_DIR", str(tmp_path / "file" / "state"))
+    assert set(findings(cli("doctor", "--json").json, "disk").values()) == {"fail"}
