@@ -19,9 +19,9 @@ from polarq.http.polar_shapes import (
 )
 from polarq.http.queries import NoQuery, PauseQuery, node_id_of, query
 from polarq.http.shim import Shim
-from polarq.ledger import AsyncLedger
+from polarq.ledger import AsyncLedger, without_password
 from polarq.ledger.calls import Call
-from polarq.ledger.records import decode
+from polarq.ledger.server import server_facts
 
 _HEALTH_S = 1.0
 _READY_S = 3.0
@@ -45,7 +45,7 @@ async def ready(shim: Shim, request: web.Request) -> web.StreamResponse:
     query(request, NoQuery)
     try:
         async with asyncio.timeout(_READY_S):
-            problem = await shim.client.ledger.do(_usable(shim.client.ledger))
+            problem = await _problem(shim.client.ledger)
     except LedgerUnavailable as exc:
         problem = str(exc)
     except TimeoutError:
@@ -56,23 +56,11 @@ async def ready(shim: Shim, request: web.Request) -> web.StreamResponse:
     return answer(made)
 
 
-def _usable(ledger: AsyncLedger) -> Call[str | None]:
-    """What is wrong with Redis as a ledger; None: nothing."""
-    commands = (("SET", f"{ledger.calls.keys.prefix}:ready", "1", "EX", 10), ("INFO", "memory"))
-
-    def read(replies: list[object]) -> str | None:
-        info = replies[1]
-        if isinstance(info, dict):
-            values = {decode(key): decode(value) for key, value in info.items()}
-        else:
-            pairs = [line.partition(":") for line in decode(info).splitlines()]
-            values = {key: value.strip() for key, _, value in pairs}
-        policy = values.get("maxmemory_policy", "noeviction")
-        if values.get("maxmemory", "0") != "0" and policy != "noeviction":
-            return f"Redis evicts data when it is full (maxmemory-policy {policy}); set maxmemory-policy noeviction"
-        return None
-
-    return Call(read, commands=commands)
+async def _problem(ledger: AsyncLedger) -> str | None:
+    """What is wrong with Redis as a ledger; None: nothing. A replica or a full one refuses the write."""
+    await ledger.do(Call(lambda _: None, commands=(("SET", f"{ledger.calls.keys.prefix}:ready", "1", "EX", 10),)))
+    problem = (await ledger.do(server_facts())).problem
+    return f"Redis at {without_password(ledger.url)}: {problem}" if problem else None
 
 
 async def metrics(shim: Shim, request: web.Request) -> web.StreamResponse:

@@ -17,14 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from polarq.client import AsyncClient
 from polarq.contracts.base import ID_PATTERN
 from polarq.contracts.rollout import RolloutState
 from polarq.contracts.task import split_rollout_id
 from polarq.errors import LedgerUnavailable
 from polarq.http.feed import Feed
 from polarq.http.task_body import ended, session_json
-from polarq.ledger import RolloutRecord, TaskRecord
+from polarq.ledger import AsyncLedger, RolloutRecord, TaskRecord
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +37,8 @@ _ENDS = frozenset(state.value for state in RolloutState if state.terminal)
 class SessionFiles:
     """Writes one folder. Runs as one asyncio task."""
 
-    def __init__(self, client: AsyncClient, feed: Feed, folder: str) -> None:
-        self._client = client
+    def __init__(self, ledger: AsyncLedger, feed: Feed, folder: str) -> None:
+        self._ledger = ledger
         self._feed = feed
         self.folder = Path(folder)
 
@@ -54,10 +53,10 @@ class SessionFiles:
         return await asyncio.to_thread(lambda: [str(path) for path in wanted if path.is_file()])
 
     async def run(self) -> None:
-        """Catches up, then follows; waits out a Redis or a disk that is away."""
+        """Catches up, then follows until the feed is closed; waits out a Redis or a disk that is away."""
         delay = _RETRY_S
         cursor: str | None = None
-        while True:
+        while not self._feed.closed:
             try:
                 if cursor is None:
                     newest = await self._feed.newest()
@@ -72,8 +71,8 @@ class SessionFiles:
 
     async def catch_up(self) -> None:
         """Writes every ended session of the ledger that has no file yet."""
-        calls = self._client.ledger.calls
-        for task_id in await self._client.ledger.do(calls.recent_task_ids(limit=1_000_000)):
+        calls = self._ledger.calls
+        for task_id in await self._ledger.do(calls.recent_task_ids(limit=1_000_000)):
             await self._write_task(task_id)
 
     async def _follow(self, cursor: str) -> str | None:
@@ -95,7 +94,7 @@ class SessionFiles:
         if not _ID.fullmatch(task_id):
             log.warning("session files: '%s' is not a task id; somebody else writes to this Redis", task_id)
             return
-        record = await self._client.ledger.do(self._client.ledger.calls.task(task_id, with_request=True))
+        record = await self._ledger.do(self._ledger.calls.task(task_id, with_request=True))
         if record is None:
             return
         for rollout in ended(record):
@@ -106,7 +105,7 @@ class SessionFiles:
         path = self.path(rollout.rollout_id)
         if await asyncio.to_thread(path.exists):
             return
-        data = await session_json(self._client, record, rollout)
+        data = await session_json(self._ledger, record, rollout)
         await asyncio.to_thread(_replace, path, data)
 
 

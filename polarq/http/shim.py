@@ -55,7 +55,7 @@ class Shim:
             feed,
             TaskIndex(client.ledger),
             RequestCounts(),
-            SessionFiles(client, feed, folder) if folder is not None else None,
+            SessionFiles(client.ledger, feed, folder) if folder is not None else None,
         )
 
     async def running(self, _: web.Application) -> AsyncIterator[None]:
@@ -117,7 +117,10 @@ class Shim:
     def call_back(self, record: TaskRecord) -> None:
         """A task that ended without a worker (cancelled in the queue) has nobody else to send its callback."""
         if record.state.terminal and record.request is not None and record.request.callback_url is not None:
-            self.start(f"callback of task {record.task_id}", deliver_task_callback(self.client, record.task_id))
+            work = deliver_task_callback(
+                self.client.ledger, self.topology, record.task_id, secret=self.settings.callback_secret
+            )
+            self.start(f"callback of task {record.task_id}", work)
 
 
 SHIM = web.AppKey("shim", Shim)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,12 +18,10 @@ from polarq.contracts.rollout import RolloutResult
 from polarq.errors import PayloadCorrupt, PayloadMissing
 from polarq.http.polar_json import counts, session_result
 from polarq.http.polar_shapes import SessionResult, TaskStatus
+from polarq.ledger import AsyncLedger
 from polarq.ledger.calls import Call
 from polarq.ledger.records import RolloutRecord, TaskRecord
 from polarq.store.payloads import get_payload
-
-if TYPE_CHECKING:
-    from polarq.client.client import AsyncClient
 
 
 def encode(value: Any) -> bytes:
@@ -55,7 +53,7 @@ def task_head(record: TaskRecord, offset: int = 0, paths: Sequence[str] = ()) ->
 
 
 async def task_parts(
-    client: AsyncClient,
+    ledger: AsyncLedger,
     record: TaskRecord,
     wanted: Trajectories = Trajectories.FULL,
     *,
@@ -73,21 +71,21 @@ async def task_parts(
     assert opening != head, "results must stand last"
     piece = opening
     for number, rollout in enumerate(page):
-        made = await session_json(client, record, rollout, wanted)
+        made = await session_json(ledger, record, rollout, wanted)
         yield piece
         piece = b"," + made if number else made
     yield piece + b"]}"
 
 
 async def task_body(
-    client: AsyncClient, record: TaskRecord, wanted: Trajectories = Trajectories.FULL, paths: Sequence[str] = ()
+    ledger: AsyncLedger, record: TaskRecord, wanted: Trajectories = Trajectories.FULL, paths: Sequence[str] = ()
 ) -> bytes:
     """The whole JSON of a task with all its ended sessions, for the callback."""
-    return b"".join([part async for part in task_parts(client, record, wanted, paths=paths)])
+    return b"".join([part async for part in task_parts(ledger, record, wanted, paths=paths)])
 
 
 async def session_json(
-    client: AsyncClient, record: TaskRecord, rollout: RolloutRecord, wanted: Trajectories = Trajectories.FULL
+    ledger: AsyncLedger, record: TaskRecord, rollout: RolloutRecord, wanted: Trajectories = Trajectories.FULL
 ) -> bytes:
     """One ended rollout as the JSON of Polar's SessionResult."""
     ref = rollout.summary.payload if rollout.summary else None
@@ -95,7 +93,7 @@ async def session_json(
         return encode(_without_payload(record, rollout, wanted))
     # The reply is taken as it is, and decoded in a thread: a payload may be 50 MB.
     read = get_payload(ref)
-    raw = await client.ledger.do(Call(list, commands=read.commands))
+    raw = await ledger.do(Call(list, commands=read.commands))
     return await asyncio.to_thread(_decoded, read, raw, record, rollout)
 
 

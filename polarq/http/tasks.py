@@ -119,7 +119,7 @@ async def get_session(shim: Shim, request: web.Request) -> web.StreamResponse:
         "attempt": rollout.attempt,
         "completion_count": summary.calls,
     }
-    result = await session_json(shim.client, record, rollout) if rollout.state.terminal else b"null"
+    result = await session_json(shim.client.ledger, record, rollout) if rollout.state.terminal else b"null"
     body = encode(view).removesuffix(b"}") + b',"result":' + result + b"}"
     return json_response(body)
 
@@ -171,7 +171,9 @@ async def _task_answer(shim: Shim, request: web.Request, record: TaskRecord, ask
     """Streams the status, so that a task of any size needs two sessions' memory. A failure in the middle cuts the
     connection: a client never takes half a body for a whole one."""
     paths = await shim.files.paths(record) if shim.files is not None else []
-    parts = task_parts(shim.client, record, asked.trajectories, offset=asked.offset, limit=asked.limit, paths=paths)
+    parts = task_parts(
+        shim.client.ledger, record, asked.trajectories, offset=asked.offset, limit=asked.limit, paths=paths
+    )
     first = await anext(parts)
     if asked.trajectories is not Trajectories.FULL or not record.counts.ended:
         body = first + b"".join([part async for part in parts])
