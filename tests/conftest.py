@@ -6,10 +6,15 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from hypothesis import settings
 from redis.asyncio import Redis
 
 from polarq.ledger.keys import Keys
 from polarq.testing.redis import EmbeddedRedis
+
+# How long one example takes says more about the machine than about the code.
+settings.register_profile("polarq", deadline=None)
+settings.load_profile("polarq")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Captured completions of an attempt: appended while its grant is open, read back whole and in order.
 
 Each record is one element of a Redis list. Its prompt is (base, shared, new ids): the first `shared` of the prompt and
-sampled ids of the call with sequence number `base`, then the new ids; messages and tools likewise. So a session
+sampled ids of the call with the id `base`, then the new ids; messages and tools likewise. So a session
 takes space for its tokens, not for the square of its turns. A base always stands earlier in the same list.
 """
 
@@ -99,12 +99,31 @@ async def read_completions(redis: Redis, keys: Keys, rollout_id: str, attempt: i
     """
     with ledger_errors():
         records = cast("list[bytes]", await redis.lrange(keys.completions(rollout_id, attempt, token), 0, -1))
-    found: dict[int, Completion] = {}
+    found: dict[str, Completion] = {}
     for record in records:
         completion = _whole(unpack(record), found)
         # Redis may have taken a record whose confirmation was lost, so that it was sent again.
-        found.setdefault(completion.seq, completion)
-    return [found[seq] for seq in sorted(found)]
+        found.setdefault(completion.completion_id, completion)
+    return _numbered(list(found.values()))
+
+
+def _numbered(completions: list[Completion]) -> list[Completion]:
+    """In order of arrival, each with a sequence number of its own.
+
+    Two proxies that served one session one after the other (the first was still ending calls when the second began)
+    may have given out the same number; then the record that came later moves to the end.
+    """
+    ordered: dict[int, Completion] = {}
+    late = []
+    for completion in completions:
+        if completion.seq in ordered:
+            late.append(completion)
+        else:
+            ordered[completion.seq] = completion
+    for completion in late:
+        seq = max(ordered) + 1
+        ordered[seq] = completion.model_copy(update={"seq": seq})
+    return [ordered[seq] for seq in sorted(ordered)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +152,7 @@ class _Stored:
 
     def __init__(self) -> None:
         self._prefixes = Prefixes()
-        self._tools: dict[bytes, int] = {}
+        self._tools: dict[bytes, str] = {}
 
     def record(self, entry: _Entry) -> dict[str, Any]:
         completion = entry.completion
@@ -155,17 +174,17 @@ class _Stored:
         }
 
     def add(self, entry: _Entry) -> None:
-        seq = entry.completion.seq
-        self._prefixes.add(seq, entry.prompt, entry.sampled, entry.messages)
+        call = entry.completion.completion_id
+        self._prefixes.add(call, entry.completion.seq, entry.prompt, entry.sampled, entry.messages)
         if entry.tools is not None:
-            self._tools.setdefault(entry.tools, seq)
+            self._tools.setdefault(entry.tools, call)
 
 
 def _digest(value: Any) -> bytes:
     return hashlib.blake2b(msgspec.json.encode(value), digest_size=16).digest()
 
 
-def _whole(record: Any, earlier: dict[int, Completion]) -> Completion:
+def _whole(record: Any, earlier: dict[str, Completion]) -> Completion:
     try:
         prompt, messages, tools = record["prompt"], record["messages"], record["tools"]
         prompt_ids, old_messages, old_tools = [], [], None

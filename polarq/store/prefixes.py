@@ -19,16 +19,16 @@ MAX_LINES = 16
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The first `length` entries are those of call `base` (None: nothing is shared)."""
+    """The first `length` entries are those of the call with id `base` (None: nothing is shared)."""
 
-    base: int | None = None
+    base: str | None = None
     length: int = 0
 
 
 @dataclass(slots=True)
 class _Line:
-    seq: int
-    """The call whose prompt and sampled ids these are."""
+    call: str
+    """Id of the call whose prompt and sampled ids these are."""
     ids: Ids
     marks: list[tuple[int, int]]
     """(length, seq): the first `length` ids are the prompt and the sampled ids of call `seq`."""
@@ -43,7 +43,7 @@ class Prefixes:
         self._lines: list[_Line] = []
 
     def parent(self, prompt: Ids) -> int | None:
-        """The call whose prompt and sampled ids this prompt extends; the longest, if there are several."""
+        """seq of the call whose prompt and sampled ids this prompt extends; the longest, if there are several."""
         best = (0, -1)
         for line in self._lines:
             best = max([best, *_within(line.marks, _common(line.ids, prompt))])
@@ -55,7 +55,7 @@ class Prefixes:
         for line in self._lines:
             length = _common(line.ids, prompt)
             if length > best.length:
-                best = Shared(line.seq, length)
+                best = Shared(line.call, length)
         return best
 
     def shared_messages(self, digests: Sequence[bytes]) -> Shared:
@@ -68,11 +68,11 @@ class Prefixes:
                     break
                 length += 1
             if length > best.length:
-                best = Shared(line.seq, length)
+                best = Shared(line.call, length)
         return best
 
-    def add(self, seq: int, prompt: Ids, sampled: Ids, digests: Sequence[bytes]) -> None:
-        """Call `seq` is stored: later calls may refer to it."""
+    def add(self, call: str, seq: int, prompt: Ids, sampled: Ids, digests: Sequence[bytes]) -> None:
+        """The call is stored: later ones may refer to it."""
         ids = np.concatenate((prompt, sampled))
         marks: list[tuple[int, int]] = []
         for line in list(self._lines):
@@ -82,7 +82,7 @@ class Prefixes:
                 self._lines.remove(line)
         if len(sampled):
             marks = [*marks, (len(ids), seq)]
-        self._lines.append(_Line(seq, ids, marks, list(digests)))
+        self._lines.append(_Line(call, ids, marks, list(digests)))
         del self._lines[:-MAX_LINES]
 
 

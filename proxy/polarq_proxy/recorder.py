@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from redis.asyncio import Redis
 
 from polarq.contracts.completion import Completion, CompletionLabel, Usage, VersionSpan
@@ -37,6 +38,7 @@ STORE_TIMEOUT_S = 10.0
 MISSING_LOGPROB = -9999.0
 """vLLM's word for a value that it does not have; also what it floors minus infinity to."""
 
+_FLOATS = list[float]
 _TOKEN_IDS = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
 
 
@@ -228,6 +230,9 @@ def _ids(values: list[Any] | None) -> list[int] | None:
 
 def _logprobs(entries: list[Any] | None) -> tuple[list[float | None], str | None]:
     """The values, None where there is no number to believe, and the first such place in words."""
+    plain = _all_good(entries or [])
+    if plain is not None:
+        return plain, None
     values: list[float | None] = []
     reason = None
     for position, entry in enumerate(entries or ()):
@@ -238,6 +243,16 @@ def _logprobs(entries: list[Any] | None) -> tuple[list[float | None], str | None
         if not good and reason is None:
             reason = f"the log-probability at position {position} is {_named(value)}"
     return values, reason
+
+
+def _all_good(entries: list[Any]) -> list[float | None] | None:
+    """The values at once, if there is nothing wrong with any of them."""
+    try:
+        values: list[float | None] = msgspec.convert([entry["logprob"] for entry in entries], _FLOATS)
+    except (msgspec.ValidationError, TypeError, KeyError):
+        return None
+    array = np.array(values, dtype=np.float64)
+    return values if bool((np.isfinite(array) & (array != MISSING_LOGPROB)).all()) else None
 
 
 def _number(value: Any) -> float:

@@ -65,7 +65,7 @@ async def test_a_long_session_takes_space_for_its_tokens_not_for_their_square(re
     assert back[-1].messages == messages
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(0, 2), max_size=8), st.lists(st.integers(0, 2), max_size=4)),
@@ -142,6 +142,19 @@ async def test_a_record_sent_twice_counts_once(redis_client: Redis, keys: Keys) 
     await log.append(call, SPEC, secret)
     await log.append(call, SPEC, secret)
     assert await stored(redis_client, keys) == [call]
+
+
+async def test_two_writers_that_gave_out_one_number_lose_nothing(redis_client: Redis, keys: Keys) -> None:
+    secret = await open_grant(redis_client, keys, SPEC, ttl_s=60)
+    old, new = CompletionLog(redis_client, keys), CompletionLog(redis_client, keys)
+    await old.append(completion(0, [1, 2], [3]), SPEC, secret)
+    await new.append(completion(1, [1, 2, 3, 4], [5], completion_id="new"), SPEC, secret)
+    await old.append(completion(1, [1, 2, 3, 8], [9], completion_id="old"), SPEC, secret)
+    await new.append(completion(2, [1, 2, 3, 4, 5, 6], [7]), SPEC, secret)
+    back = await stored(redis_client, keys)
+    assert [(call.seq, call.completion_id) for call in back] == [(0, "c0"), (1, "new"), (2, "c2"), (3, "old")]
+    assert back[3].prompt_ids == [1, 2, 3, 8]
+    assert back[2].prompt_ids == [1, 2, 3, 4, 5, 6]
 
 
 async def test_an_emptied_script_cache_is_not_noticed(redis_client: Redis, keys: Keys) -> None:
