@@ -7,16 +7,14 @@ claim of a process that died runs out, and the delivery id is the same then, so 
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
 
 from polarq.callback.address import own_ports
 from polarq.callback.delivery import DEFAULT_POLICY, CallbackAttempt, CallbackPolicy, deliver_callback
 from polarq.http.task_body import task_body
+from polarq.ledger import AsyncLedger
 from polarq.ledger.calls import Call
 from polarq.ledger.keys import Keys
-
-if TYPE_CHECKING:
-    from polarq.client.client import AsyncClient
+from polarq.topology.models import Topology
 
 ATTEMPTS_KEPT = 50
 _CLAIM_S = 15 * 60
@@ -60,14 +58,19 @@ def _settle(keys: Keys, task_id: str, keep_s: int) -> Call[None]:
 
 
 async def deliver_task_callback(
-    client: AsyncClient, task_id: str, *, policy: CallbackPolicy = DEFAULT_POLICY
+    ledger: AsyncLedger,
+    topology: Topology,
+    task_id: str,
+    *,
+    secret: str | None,
+    policy: CallbackPolicy = DEFAULT_POLICY,
 ) -> bool | None:
     """Tells a finished task's callback address, once. Takes as long as the tries do: run it as its own asyncio task.
 
     True: delivered; False: given up (the ledger says why); None: nothing to do (unknown, no address, not ended, or
     claimed by another process). Raises `LedgerUnavailable`. When it is cancelled, another process may deliver.
     """
-    ledger, keys = client.ledger, client.ledger.calls.keys
+    keys = ledger.calls.keys
     record = await ledger.do(ledger.calls.task(task_id, with_request=True))
     if record is None or record.request is None or record.request.callback_url is None or not record.state.terminal:
         return None
@@ -79,7 +82,7 @@ async def deliver_task_callback(
         await ledger.do(record_attempt(keys, task_id, attempt, ledger.calls.keep_s))
 
     async def body() -> bytes:
-        made = await task_body(client, record)
+        made = await task_body(ledger, record)
         await ledger.do(_extend(keys, task_id, policy.longest_s(len(made))))
         return made
 
@@ -88,10 +91,10 @@ async def deliver_task_callback(
         delivered = await deliver_callback(
             record.request,
             body,
-            secret=client.settings.callback_secret,
-            allowed_hosts=client.topology.security.callback_hosts,
+            secret=secret,
+            allowed_hosts=topology.security.callback_hosts,
             record=keep,
-            own=own_ports(client.topology, client.url),
+            own=own_ports(topology, ledger.url),
             policy=policy,
         )
         over = True
