@@ -145,7 +145,7 @@ async def test_streams_end_when_the_shim_stops(redis_url: str, keys: Keys) -> No
     assert [frame["type"] for frame in rest] == ["hello"]
 
 
-async def test_a_thousand_waiting_requests_need_one_reader_of_the_stream(shim: Rig) -> None:
+async def test_two_hundred_waiting_requests_need_one_reader_of_the_stream(shim: Rig) -> None:
     """The ledger's pool has 64 connections; a listener that held one would starve the rest."""
     await shim.submit(a_task())
     limits = httpx.Limits(max_connections=None)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 
 from polarq.contracts.rollout import RolloutState
 from polarq.http.task_body import task_body
-from tests.http.rig import Rig, a_task
+from polarq.ledger import Keys
+from polarq.testing.redis import EmbeddedRedis
+from tests.http.rig import Rig, a_task, running_shim
 
 
 async def test_a_submitted_task_is_in_the_ledger_and_running(shim: Rig) -> None:
@@ -252,3 +255,19 @@ async def test_a_large_task_is_sent_session_by_session(shim: Rig) -> None:
     record = await ledger.do(ledger.calls.task("t", with_request=True))
     assert record is not None
     assert await task_body(ledger, record) == body
+
+
+async def test_a_body_that_breaks_off_is_never_taken_for_a_whole_one(keys: Keys) -> None:
+    with EmbeddedRedis() as server:
+        async with running_shim(server.url, keys) as shim:
+            await shim.submit(a_task(samples=20))
+            for index in range(20):
+                await shim.end(f"t.{index}", response_ids=list(range(200_000)))
+            async with shim.http.stream("GET", "/rollout/task/t") as response:
+                # More is to come than the sockets hold: the shim waits for its reader, and Redis goes meanwhile.
+                parts = response.aiter_raw()
+                assert (await anext(parts)).startswith(b'{"task_id":"t"')
+                server.stop()
+                with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+                    async for _ in parts:
+                        pass
