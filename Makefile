@@ -19,6 +19,9 @@ BIN := $(VENV)/bin
 # PYTHONDONTWRITEBYTECODE is set.
 INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt
 
+# Where it is set, polarq itself would be compiled anew at each start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-engine lint lock clean
 
 demo: $(VENV)/.demo

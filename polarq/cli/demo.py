@@ -6,6 +6,7 @@ would, and everything is stopped again, also on Ctrl-C and when something fails.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -96,7 +97,7 @@ def _play(story: Story, num_samples: int, max_run_workers: int, timeout_s: float
 def _start(running: ExitStack, story: Story, max_run_workers: int) -> LocalStack:
     """Starts every part; `running` stops them in reverse order."""
     from polarq.testing.redis import EmbeddedRedis
-    from polarq.testing.stack import LocalStack
+    from polarq.testing.stack import LocalStack, free_port
 
     home, settings = story.report.home, Settings.from_env()
     with story.part("redis_s", "Redis") as told:
@@ -120,16 +121,20 @@ def _start(running: ExitStack, story: Story, max_run_workers: int) -> LocalStack
         env={"NO_PROXY": _no_proxy("NO_PROXY"), "no_proxy": _no_proxy("no_proxy")},
     )
     running.callback(stack.stop)
-    with story.part("inference_s", "inference") as told:
-        stack.start_inference()
-        told(f"a scripted model at {stack.inference_url}, four scripts of real shell commands")
+    # Both at once: neither needs the other to start.
+    stack.start_inference(free_port(), wait=False)
     stack.write_topology()
     stack.topology_path.chmod(0o600)  # the password of Redis is in it
     os.environ.update({name: stack.env[name] for name in ("POLARQ_TOPOLOGY", "POLARQ_REDIS_URL", "POLARQ_STATE_DIR")})
-    with story.part("worker_s", "worker") as told:
-        worker = stack.start_worker("node0")
+    with story.part("worker_s", "worker") as told_worker:
+        worker = stack.start_worker("node0", wait=False)
+        with story.part("inference_s", "inference") as told:
+            importlib.import_module("polarq.tasks")  # needed below, and there is time now
+            stack.wait_for_inference()
+            told(f"a scripted model at {stack.inference_url}, four scripts of real shell commands")
+        stack.wait_for_node("node0")
         proxy_url = stack.topology.gateway.nodes[0].proxy_url
-        told(f"celery -A polarq worker -Q node0 (pid {worker.pid}), with its proxy at {proxy_url}")
+        told_worker(f"celery -A polarq worker -Q node0 (pid {worker.pid}), with its proxy at {proxy_url}")
     return stack
 
 

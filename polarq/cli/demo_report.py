@@ -82,8 +82,9 @@ class Story:
             return
         self.screen.say("")
         print_rollouts(self.screen, picture.rows)
-        rewards = ", ".join(number(row.reward) for row in picture.rows)
-        self._say(f"{counts_text(picture.counts)}. Rewards {rewards}: each from running the task's tests afterwards.")
+        rewards = ", ".join(number(row.reward) for row in picture.rows if row.reward is not None)
+        verdict = f". Rewards {rewards}: each from running the task's tests afterwards." if rewards else ""
+        self._say(counts_text(picture.counts), verdict)
         self._say("")
         self._say(("trajectories ", "bold"), shown(self.report.results))
         self._say(("logs         ", "bold"), shown(self.report.logs))

@@ -47,7 +47,7 @@ def _told(screen: Screen, updates: Iterator[Update]) -> Picture:
         for event in update.events:
             if event.type == "session.state_changed":
                 before[str(event.data.get("session_id"))] = _state(event)
-                screen.say(event_line(event))
+                screen.say(_change_line(event))
         for row in picture.rows:
             # What no event told: it was lost, or was there before we looked.
             if row.state is not before.get(row.rollout_id, RolloutState.QUEUED):
@@ -62,6 +62,14 @@ def _state(event: Event) -> RolloutState:
         return RolloutState(str(event.data.get("status")))
     except ValueError:
         return RolloutState.QUEUED
+
+
+def _change_line(event: Event) -> Text:
+    """One step of a rollout, for a person who waits."""
+    state, data = _state(event), event.data
+    more = f"reward {number(data.get('reward'))}" if state.terminal else f"on {shown(data.get('node_id') or '-')}"
+    rollout = shown(data.get("session_id"))
+    return Text.assemble((clock_time(event.at), "dim"), "  ", rollout, "  ", state_text(state), "  ", more)
 
 
 def event_line(event: Event) -> Text:

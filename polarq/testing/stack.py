@@ -93,12 +93,21 @@ class LocalStack:
             raise
         return self
 
-    def start_inference(self, port: int = 0) -> None:
+    def start_inference(self, port: int = 0, *, wait: bool = True) -> None:
+        """Without `wait` a port has to be chosen, and `wait_for_inference` returns when it answers."""
         port_file = self.home / "inference.port"
         port_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "polarq.testing.inference", "--scenario", self.scenario]
         command += ["--served-model-name", "scripted", "--port", str(port), "--port-file", str(port_file)]
         self.inference = self._program("inference", command, "inference.log").start()
+        self.inference_url = f"http://127.0.0.1:{port}"
+        if wait:
+            self.wait_for_inference()
+
+    def wait_for_inference(self) -> None:
+        """Returns when the inference server listens. Raises `PartDidNotStart`."""
+        assert self.inference is not None
+        port_file = self.home / "inference.port"
         deadline = time.monotonic() + START_TIMEOUT_S
         while not (port_file.exists() and port_file.read_text().strip()):
             self._still_runs(self.inference, deadline)

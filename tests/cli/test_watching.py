@@ -37,7 +37,13 @@ def test_submit_waits_for_the_end_and_prints_every_rollout(cli: Cli, task_file: 
     assert ran.code == 1
     lines = ran.out.splitlines()
     assert lines[0] == "task from-file, 2 samples"
-    assert any("session.state_changed" in line and "completed" in line for line in lines)
+    told = [line.split()[2:] for line in lines[1:5]]
+    assert told == [
+        ["from-file.0", "preparing", "on", "node0"],
+        ["from-file.0", "completed", "reward", "1"],
+        ["from-file.1", "preparing", "on", "node0"],
+        ["from-file.1", "failed", "reward", "-"],
+    ]
     [row] = [line for line in lines if line.startswith("from-file.0") and "1" in line]
     assert row.split() == ["from-file.0", "completed", "1", "1", "1", "3", "0.01", "0.20", "3.5", "0.02", "0.40", "4.2"]
     assert any("harness/exit_code" in line and "exit 3" in line for line in lines)
