@@ -15,6 +15,7 @@ import yaml
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from polarq.contracts.base import ID_PATTERN, Contract
+from polarq.contracts.evaluators import check_evaluator
 from polarq.contracts.specs import (
     AgentSpec,
     BuilderSpec,
@@ -104,6 +105,13 @@ class Task(Contract):
                 raise ValueError("must be an http or https address")
             if parts.username is not None or parts.password is not None:
                 raise ValueError("must not hold a user name or password")
+        return value
+
+    @field_validator("evaluator")
+    @classmethod
+    def _evaluator_can_judge(cls, value: EvaluatorSpec | None) -> EvaluatorSpec | None:
+        if value is not None:
+            check_evaluator(value)
         return value
 
     @model_validator(mode="after")

@@ -1,0 +1,84 @@
+"""What an evaluator is to the worker: a verdict on an ended rollout, or a fault, but never a zero for want of one."""
+
+from __future__ import annotations
+
+import abc
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from polarq.contracts.rollout import HarnessReport, Reward
+from polarq.contracts.specs import EvaluatorSpec
+from polarq.contracts.task import Task
+from polarq.contracts.trajectory import Trajectory
+from polarq.errors import EvaluatorFault
+from polarq_worker.runtimes.base import Runtime
+
+MAX_REPORT_BYTES = 64 * 1024
+
+
+class EvaluationTimedOut(EvaluatorFault):
+    """The evaluation's budget ended before a verdict, through no doing of the policy."""
+
+    timed_out = True
+
+
+@dataclass(frozen=True)
+class EvaluationContext:
+    """An ended rollout as its evaluator sees it."""
+
+    task: Task
+    rollout_id: str
+    trajectory: Trajectory
+    harness: HarnessReport
+    runtime: Runtime
+    """The agent's own sandbox, with whatever it left running."""
+    env: Mapping[str, str]
+    """The environment for commands: no model, no secret."""
+    timeout_s: float
+    baseline: Mapping[str, Any]
+    """What `Evaluator.baseline` returned before the agent ran."""
+    fresh_runtime: Callable[[], Awaitable[Runtime]]
+    """Starts and prepares a sandbox that the agent never saw; the caller of `evaluate` stops it."""
+
+
+class Evaluator(abc.ABC):
+    """One way to score. Made with a task's evaluator spec; raises `InvalidTask` for a config it cannot use."""
+
+    name: ClassVar[str]
+
+    def __init__(self, spec: EvaluatorSpec) -> None:
+        self.spec = spec
+
+    async def baseline(self, runtime: Runtime, env: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
+        """Looks at the prepared sandbox before the agent does: what `evaluate` needs to tell the agent's work, as small
+        JSON. Raises `EvaluatorFault`, which ends the rollout before it has cost a model call."""
+        return {}
+
+    @abc.abstractmethod
+    async def evaluate(self, context: EvaluationContext) -> Reward:
+        """The verdict, within `context.timeout_s`.
+
+        Raises `EvaluatorFault` where it can reach none: what the policy did is a reward (0 too), what the environment
+        did is a fault.
+        """
+
+    def verdict(self, outcome: float, report: dict[str, Any]) -> Reward:
+        """A `Reward`, its report cut to `MAX_REPORT_BYTES`. Raises `EvaluatorFault` for a value that is not finite."""
+        if not math.isfinite(outcome):
+            raise EvaluatorFault(f"evaluator '{self.name}' came to {outcome}, which is no reward")
+        return Reward(outcome=float(outcome), evaluator=self.name, report=_cut(report))
+
+
+def _cut(report: dict[str, Any]) -> dict[str, Any]:
+    """Leaves the largest entries out, and says which, until the rest is small."""
+    sizes = {key: len(json.dumps(value)) for key, value in report.items()}
+    left_out = []
+    while sum(sizes.values()) > MAX_REPORT_BYTES - 4096:
+        largest = max(sizes, key=lambda key: sizes[key])
+        left_out.append(largest)
+        del sizes[largest]
+    kept = {key: report[key] for key in report if key in sizes}
+    return {**kept, "left_out_of_report": left_out} if left_out else kept
