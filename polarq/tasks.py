@@ -20,7 +20,7 @@ from polarq.client.results import Trajectories
 from polarq.client.states import PROGRESS, STARTED, publish_state
 from polarq.contracts.rollout import TaskResult
 from polarq.contracts.task import Task, new_task_id
-from polarq.errors import InvalidTask, TaskNotFound
+from polarq.errors import InvalidTask, PolarqError, TaskNotFound
 
 
 class RolloutRunner(Protocol):
@@ -111,6 +111,8 @@ class SubmitRollout(CeleryTask):  # type: ignore[type-arg]
     Request = "polarq_worker.requests:QuietRequest"
     ignore_result = False
     track_started = False
+    # A bad task is its sender's business: one line in the log, no traceback.
+    throws = (PolarqError,)
 
     def apply_async(  # type: ignore[override]
         self,

@@ -14,12 +14,25 @@ SCENARIO = """
 name: worker-tests
 scripts:
   - name: plain
-    turns:
+    turns: &turns
       - content: First answer.
       - content: Second answer.
       - content: Third answer.
       - content: Fourth answer.
+  - {name: plain-1, turns: *turns}
+  - {name: plain-2, turns: *turns}
+  - {name: plain-3, turns: *turns}
+  - name: no_ids
+    fault: {kind: omit}
+    turns: *turns
+  - name: nan_logprob
+    fault: {kind: bad_logprob, value: NaN}
+    turns: *turns
+  - name: broken
+    fault: {kind: http_status, status: 500}
+    turns: *turns
 """
+"""Rollouts 0 to 3 of a task get a plain script; the others are for who asks with `[script: NAME]`."""
 
 ASK = """python3 - <<'PY'
 import json, os, urllib.request
@@ -53,10 +66,32 @@ def shell_task(task_id: str, command: str, **more: Any) -> dict[str, Any]:
     }
 
 
+def commands_with(marker: str) -> list[str]:
+    """Command lines of all processes that contain `marker`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if marker in line:
+            found.append(line)
+    return found
+
+
+def write_scenario(folder: Path) -> Path:
+    path = folder / "scenario.yaml"
+    path.write_text(SCENARIO, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    return write_scenario(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     home: Path = tmp_path_factory.mktemp("stack")
-    scenario = home / "scenario.yaml"
-    scenario.write_text(SCENARIO, encoding="utf-8")
-    with LocalStack(home, scenario=str(scenario), nodes={"node0": {"max_run_workers": 4}}) as made:
+    with LocalStack(home, scenario=str(write_scenario(home)), nodes={"node0": {"max_run_workers": 4}}) as made:
         yield made

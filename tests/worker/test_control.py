@@ -10,7 +10,7 @@ import pytest
 
 from polarq.contracts import Boundary, RolloutState, TaskState
 from polarq.testing.stack import LocalStack
-from tests.worker.conftest import SCENARIO, ask, shell_task
+from tests.worker.conftest import ask, commands_with, shell_task
 
 S = RolloutState
 
@@ -31,19 +31,6 @@ def wait_for_event(stack: LocalStack, kind: str) -> None:
     for event in stack.client.follow(after="0", wait_s=30):
         if event.type == kind:
             return
-
-
-def commands_with(marker: str) -> list[str]:
-    """Command lines of all processes that contain `marker`."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if marker in line:
-            found.append(line)
-    return found
 
 
 def test_cancelling_a_running_task_ends_it_and_leaves_nothing_running(stack: LocalStack) -> None:
@@ -75,13 +62,12 @@ def test_a_draining_node_takes_nothing_new_and_goes_on_afterwards(stack: LocalSt
     stack.client.submit(shell_task("control-drain", ask(1), placement={"policy": "pinned", "node_id": "node0"}))
     assert stack.client.record("control-drain").counts.queued == 1
     stack.client.drain("node0", on=False)
-    assert stack.client.wait("control-drain", 60).counts.completed == 1
+    result = stack.client.wait("control-drain", 60)
+    assert result.counts.completed == 1, result.results[0].outcome
 
 
 @pytest.fixture
-def own_stack(tmp_path: Path) -> Any:
-    scenario = tmp_path / "scenario.yaml"
-    scenario.write_text(SCENARIO, encoding="utf-8")
+def own_stack(tmp_path: Path, scenario: Path) -> Any:
     with LocalStack(tmp_path, scenario=str(scenario)) as made:
         yield made
 

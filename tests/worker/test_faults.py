@@ -1,0 +1,206 @@
+"""What can go wrong, with the real thing: each ends in one clear line and an outcome with its boundary."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polarq.contracts import Boundary, ExecKind, RolloutResult, RolloutState
+from polarq.testing.stack import LocalStack
+from tests.worker.conftest import ask, commands_with, shell_task
+
+S = RolloutState
+B = Boundary
+
+
+def run(stack: LocalStack, task: dict[str, Any]) -> RolloutResult:
+    stack.client.submit(task)
+    result = stack.client.wait(task["task_id"], 90).results[0]
+    json.dumps(result.model_dump(mode="json"), allow_nan=False)
+    assert "\n" not in result.outcome.message
+    return result
+
+
+def test_a_bad_exit_before_the_first_model_call_is_the_harness_and_no_zero(stack: LocalStack) -> None:
+    result = run(stack, shell_task("fault-exit", "echo no such flag >&2; exit 3"))
+    assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.HARNESS)
+    assert "exit code 3: no such flag" in result.outcome.message
+    assert (result.reward, result.outcome.trainable) == (None, False)
+
+
+def test_a_bad_exit_after_model_calls_is_scored_by_the_work_and_kept_beside_it(stack: LocalStack) -> None:
+    result = run(stack, shell_task("fault-exit-late", f"{ask(2)}\nexit 4"))
+    assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.HARNESS)
+    assert result.reward is not None
+    assert result.harness is not None
+    assert (result.reward.outcome, result.harness.ok, result.outcome.trainable) == (0.0, False, True)
+    assert result.trajectory is not None
+    assert result.trajectory.fidelity.calls == 2
+
+
+def test_a_failing_part_of_a_pipe_fails_the_harness(stack: LocalStack) -> None:
+    result = run(stack, shell_task("fault-pipe", "false | cat"))
+    assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.HARNESS)
+
+
+def test_a_harness_that_hangs_is_stopped_at_its_budget_and_what_was_sampled_is_kept(stack: LocalStack) -> None:
+    command = f"{ask(2)}\nsleep 7654322"
+    result = run(stack, shell_task("fault-hang", command, timeouts={"agent_s": 3}))
+    assert (result.outcome.state, result.outcome.boundary) == (S.TIMED_OUT, B.HARNESS)
+    assert result.trajectory is not None
+    assert result.trajectory.fidelity.trainable_tokens > 0
+    assert result.harness is not None
+    assert result.harness.steps[-1].kind is ExecKind.TIMED_OUT
+    assert "First answer." in result.harness.steps[-1].stdout_tail
+    assert commands_with("sleep 7654322") == []
+
+
+def test_a_harness_that_forks_away_leaves_nothing_running(stack: LocalStack) -> None:
+    command = f"{ask(1)}\n(setsid sleep 7654323 >/dev/null 2>&1 &)\nnohup sleep 7654324 >/dev/null 2>&1 &"
+    result = run(stack, shell_task("fault-fork", command))
+    assert result.outcome.state is S.COMPLETED
+    assert commands_with("sleep 765432") == []
+
+
+def test_a_hundred_megabytes_of_output_are_cut_and_the_rollout_goes_on(stack: LocalStack) -> None:
+    result = run(stack, shell_task("fault-flood", f"{ask(1)}\nhead -c 100000000 /dev/zero | tr '\\0' a; echo the end"))
+    assert result.outcome.state is S.COMPLETED
+    assert result.harness is not None
+    step = result.harness.steps[-1]
+    assert step.truncated
+    assert step.stdout_tail.endswith("the end\n")
+    assert len(step.stdout_tail) < 10_000
+
+
+def test_output_that_is_no_text_does_no_harm(stack: LocalStack) -> None:
+    result = run(stack, shell_task("fault-bytes", f"{ask(1)}\nprintf 'ok\\360\\237\\n'; printf 'a\\0b'; exit 0"))
+    assert result.outcome.state is S.COMPLETED
+
+
+def test_an_instruction_of_two_megabytes_arrives_whole(stack: LocalStack) -> None:
+    text = "ä" * (1024 * 1024)
+    command = 'test "$(wc -c <"$POLARQ_INSTRUCTION_FILE")" = 2097152'
+    assert run(stack, shell_task("fault-large", command, instruction=text)).outcome.state is S.COMPLETED
+
+
+def test_a_missing_harness_program_is_named_with_how_to_get_it(stack: LocalStack) -> None:
+    task = {
+        **shell_task("fault-missing", "true"),
+        "agent": {"harness": "mini_swe_agent"},
+        "runtime": {"backend": "local", "env": {"PATH": "/usr/bin:/bin"}},
+    }
+    result = run(stack, task)
+    assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.HARNESS)
+    assert "mini-swe-agent" in result.outcome.message
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "boundary", "says"),
+    [
+        ("harness", {"agent": {"harness": "no_such"}}, B.TASK, "no_such"),
+        ("evaluator", {"evaluator": {"strategy": "no_such"}}, B.TASK, "no_such"),
+        ("builder", {"builder": {"strategy": "no_such"}}, B.TASK, "no_such"),
+        ("backend", {"runtime": {"backend": "no_such"}}, B.TASK, "no_such"),
+        ("import", {"agent": {"import_path": "os:system"}}, B.TASK, "allowed_modules"),
+        ("gpus", {"runtime": {"backend": "local", "gpus": 1}}, B.TASK, "gpus"),
+    ],
+)
+def test_what_is_not_there_is_named_before_a_sandbox_is_made(
+    stack: LocalStack, name: str, change: dict[str, Any], boundary: Boundary, says: str
+) -> None:
+    result = run(stack, {**shell_task(f"fault-unknown-{name}", "true"), **change})
+    assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, boundary)
+    assert says in result.outcome.message
+    assert result.timing.agent_s is None
+
+
+def test_a_failing_prepare_action_names_itself(stack: LocalStack) -> None:
+    runtime = {"backend": "local", "prepare": [{"type": "exec", "command": "echo broken recipe >&2; exit 9"}]}
+    result = run(stack, shell_task("fault-prepare", "true", runtime=runtime))
+    assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.PREPARE)
+    assert "prepare action 0" in result.outcome.message
+    assert "broken recipe" in result.outcome.message
+
+
+def test_a_prepare_that_hangs_ends_at_its_own_budget(stack: LocalStack) -> None:
+    runtime = {"backend": "local", "prepare": [{"type": "exec", "command": "sleep 7654325"}]}
+    result = run(stack, shell_task("fault-prepare-hang", "true", runtime=runtime, timeouts={"prepare_s": 2}))
+    assert (result.outcome.state, result.outcome.boundary) == (S.TIMED_OUT, B.PREPARE)
+    assert commands_with("sleep 7654325") == []
+
+
+def test_an_evaluator_that_cannot_reach_a_verdict_gives_no_reward(stack: LocalStack) -> None:
+    prepare = [
+        {
+            "type": "exec",
+            "command": "git init -q . && git -c user.name=a -c user.email=a@b commit -q --allow-empty -m x",
+        }
+    ]
+    evaluator = {
+        "strategy": "test_on_output",
+        "config": {
+            "repo_dir": "/polar/session",
+            "test_command": "no-such-interpreter run",
+            "expected_output_json": {"tests/test_a.py::test_a": "PASSED"},
+        },
+    }
+    task = shell_task("fault-evaluator", f"{ask(1)}\necho x > made.txt", evaluator=evaluator)
+    result = run(stack, {**task, "runtime": {"backend": "local", "prepare": prepare}})
+    assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.EVALUATOR)
+    assert (result.reward, result.outcome.trainable) == (None, False)
+    assert result.trajectory is not None
+    assert result.trajectory.fidelity.sampled_tokens > 0
+
+
+@pytest.mark.parametrize("script", ["no_ids", "nan_logprob"])
+def test_calls_that_cannot_be_trained_on_are_kept_and_say_why(stack: LocalStack, script: str) -> None:
+    task = shell_task(f"fault-{script.replace('_', '-')}", ask(1), instruction=f"[script: {script}] go")
+    result = run(stack, task)
+    assert (result.outcome.state, result.outcome.trainable) == (S.COMPLETED, False)
+    assert result.outcome.reason == "no_trainable_tokens"
+    assert result.trajectory is not None
+    assert result.trajectory.fidelity.trainable_tokens == 0
+    assert result.trajectory.fidelity.calls == 1
+
+
+def test_a_model_that_fails_is_the_models_boundary_and_no_zero(stack: LocalStack) -> None:
+    result = run(stack, shell_task("fault-model", ask(1), instruction="[script: broken] go"))
+    assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.MODEL)
+    assert (result.reward, result.outcome.trainable) == (None, False)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 4 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if done.returncode != 0:
+        if os.environ.get("CI"):
+            pytest.fail(f"cannot mount a small file system: {done.stderr.decode()}")
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_is_said_as_such_and_the_node_goes_on(small_disk: Path, tmp_path: Path, scenario: Path) -> None:
+    big = tmp_path / "big"
+    big.write_bytes(bytes(8 << 20))
+    upload = {"type": "upload_file", "source": str(big), "target": "/polar/session/big"}
+    with LocalStack(tmp_path, scenario=str(scenario), env={"POLARQ_STATE_DIR": str(small_disk)}) as own:
+        runtime = {"backend": "local", "prepare": [upload]}
+        result = run(own, shell_task("full-upload", "true", runtime=runtime))
+        assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.PREPARE)
+        assert "No space left" in result.outcome.message
+        result = run(own, shell_task("full-write", f"{ask(1)}\nhead -c 9000000 /dev/zero > big || exit 7"))
+        assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.HARNESS)
+        assert "No space left" in result.outcome.message
+        assert run(own, shell_task("full-after", ask(1))).outcome.state is S.COMPLETED
