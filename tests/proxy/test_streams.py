@@ -78,7 +78,7 @@ async def test_very_long_events_are_relayed_whole(redis_client: Redis, keys: Key
     async with raw_engine(act) as engine, running(redis_client, keys, engine.url) as rig:
         await rig.stream()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        sessions = [await rig.session(index) for index in range(40)]
+        sessions = [await rig.session(index) for index in range(1, 41)]
         for sse in await asyncio.gather(*(session.stream() for session in sessions)):
             assert sse.choices[1]["delta"]["tool_calls"][0]["function"]["arguments"] == argument
             assert sse.ended
