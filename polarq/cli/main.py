@@ -1,86 +1,33 @@
-"""The program `polarq`. Commands are registered here; each is a file of its own."""
+"""The program `polarq`: runs one command and ends with its exit code."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import typer
-
-import polarq
-from polarq.cli.cancel import cancel
-from polarq.cli.config import config
-from polarq.cli.demo import demo
-from polarq.cli.doctor import doctor
-from polarq.cli.drain import drain
-from polarq.cli.nodes import nodes
-from polarq.cli.outcome import ExitCode, complain, quiet_stdout
-from polarq.cli.proxy import proxy
-from polarq.cli.serve import serve
-from polarq.cli.show import show
-from polarq.cli.status import status
-from polarq.cli.submit import submit
-from polarq.cli.tail import tail
-from polarq.cli.worker import worker
-
-FIRST, TASKS, FLEET, PROCESSES = "First steps", "Tasks", "Fleet", "Processes"
-
-EXIT_CODES = (
-    "Exit codes: 0 all rollouts completed; 1 some failed or timed out; 2 bad input; 3 Redis or the shim does not "
-    "answer; 4 cancelled; 5 not ended yet; 124 the wait was over; 130 Ctrl-C; 141 closed pipe."
-)
-
-app = typer.Typer(
-    name="polarq",
-    help="Turns any agent program into a reinforcement-learning environment, as a job system.",
-    epilog=EXIT_CODES,
-    no_args_is_help=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-# What exec hands on is for Celery and the proxy to understand.
-_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-app.command("demo", rich_help_panel=FIRST)(demo)
-app.command("doctor", rich_help_panel=FIRST)(doctor)
-app.add_typer(config, name="config", rich_help_panel=FIRST)
-app.command("submit", rich_help_panel=TASKS)(submit)
-app.command("show", rich_help_panel=TASKS)(show)
-app.command("tail", rich_help_panel=TASKS)(tail)
-app.command("cancel", rich_help_panel=TASKS)(cancel)
-app.command("status", rich_help_panel=FLEET)(status)
-app.command("nodes", rich_help_panel=FLEET)(nodes)
-app.command("drain", rich_help_panel=FLEET)(drain)
-app.command("worker", rich_help_panel=PROCESSES, context_settings=_PASSED_ON)(worker)
-app.command("proxy", rich_help_panel=PROCESSES, context_settings=_PASSED_ON)(proxy)
-app.command("serve", rich_help_panel=PROCESSES)(serve)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        sys.stdout.write(f"polarq {polarq.__version__}\n")
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def _program(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    if context.invoked_subcommand is None:
-        sys.stdout.write(context.get_help() + "\n")
+INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code. Bad usage is one line on stderr."""
     try:
+        return _parsed(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parsed(arguments: list[str] | None) -> int:
+    # Here, so that Ctrl-C while it loads is as quiet as later.
+    import typer
+
+    from polarq.cli.app import USAGE_ERROR, app
+    from polarq.cli.outcome import ExitCode, complain, quiet_stdout
+
+    try:
         code = app(arguments, prog_name="polarq", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
-    except (KeyboardInterrupt, typer.Abort):
+    except typer.Abort:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         quiet_stdout()
@@ -93,12 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         raise
     except USAGE_ERROR as exc:
         path = getattr(getattr(exc, "ctx", None), "command_path", "polarq")
-        complain(f"{exc.format_message()} (see {path} --help)")  # type: ignore[attr-defined]
+        complain(f"{exc.format_message().rstrip('.')} (see {path} --help)")  # type: ignore[attr-defined]
         return ExitCode.USAGE
-
-
-USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
-"""The parser's own family of errors. Its public name differs between releases of typer."""
 
 
 def run() -> NoReturn:

@@ -48,10 +48,9 @@ def _told(screen: Screen, updates: Iterator[Update]) -> Picture:
             if event.type == "session.state_changed":
                 before[str(event.data.get("session_id"))] = _state(event)
                 screen.say(_change_line(event))
-        for row in picture.rows:
-            # What no event told: it was lost, or was there before we looked.
-            if row.state is not before.get(row.rollout_id, RolloutState.QUEUED):
-                before[row.rollout_id] = row.state
+        for row in picture.rows if picture.state.terminal else ():
+            # An end that no event told: events are capped, the record is not.
+            if row.state is not before.get(row.rollout_id):
                 screen.say(shown(row.rollout_id), "  ", state_text(row.state))
         screen.file.flush()
     return picture
