@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
 from celery import Celery
 
 from polarq.client.client import RUN_ROLLOUT, SUBMIT_QUEUE, SUBMIT_ROLLOUT
+from polarq.errors import InvalidTopology
 from polarq.ledger.keys import PRIORITY_STEPS, Keys
 from polarq.settings import Settings
 from polarq.topology import Topology, broker_url, load_topology, redis_url
@@ -80,9 +82,28 @@ def celery_settings(topology: Topology | None = None, settings: Settings | None 
     }
 
 
+class PolarqApp(Celery):
+    """Celery, except that a topology that cannot be used is one line on the command line, not a traceback."""
+
+    def _load_config(self) -> Any:
+        try:
+            return super()._load_config()  # type: ignore[misc]
+        except InvalidTopology as exc:
+            if click.get_current_context(silent=True) is None:
+                raise
+            raise _Refused(f"polarq worker: {exc}") from None
+
+
+class _Refused(click.ClickException):
+    exit_code = 78  # sysexits.h EX_CONFIG: something the operator has to change
+
+    def show(self, file: Any = None) -> None:
+        click.echo(self.message, file=file, err=True)
+
+
 def make_app(topology: Topology | None = None, settings: Settings | None = None) -> Celery:
     """A Celery app for one deployment, with polarq's tasks. Nothing is read or connected until it is used."""
-    made = Celery("polarq", include=["polarq.tasks"], set_as_current=False)
+    made = PolarqApp("polarq", include=["polarq.tasks"], set_as_current=False)
     made.add_defaults(lambda: celery_settings(topology, settings))
     made.steps["worker"].add(WORKER_STEP)
     return made

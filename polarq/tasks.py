@@ -143,6 +143,7 @@ class RunRollout(CeleryTask):  # type: ignore[type-arg]
     """One doorbell: runs a rollout if the ledger grants it, else ends at once."""
 
     name = RUN_ROLLOUT
+    Request = "polarq_worker.requests:RolloutRequest"
     ignore_result = False
 
     def run(self, rollout_id: str, attempt: int = 0) -> dict[str, Any]:

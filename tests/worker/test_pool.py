@@ -174,3 +174,4 @@ def test_a_warm_stop_waits_for_what_runs(pool: EnginePool) -> None:
     pool.loop.call_soon_threadsafe(release.set)
     stopping.join(10)
     assert job.results == ["done"]
+    assert pool.loop.is_running()

@@ -68,6 +68,7 @@ class NodeStep(bootsteps.StartStopStep):
         if getattr(worker, "hub", None) is not None:
             pool.wake_with(lambda: worker.hub.call_soon(lambda: None))
         worker.app.rollout_runner = service.run_job
+        pool.on_give_back = service.leaving
 
     def stop(self, worker: Any) -> None:
         """Warm stop: drains. A second signal gives everything back at once."""
@@ -131,6 +132,8 @@ def choose_node(queues: list[str], topology: Topology, settings: Settings) -> No
 
 def _give_up(exc: PolarqError) -> Any:
     """One line for the operator, and an exit code that a supervisor can read."""
-    sys.stderr.write(f"polarq worker: {exc}\n")
-    sys.stderr.flush()
+    # Celery has turned sys.stderr into a logger by now; this is for a person.
+    stream = sys.__stderr__ or sys.stderr
+    stream.write(f"polarq worker: {exc}\n")
+    stream.flush()
     raise WorkerShutdown(EX_CONFIG)

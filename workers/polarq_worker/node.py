@@ -108,9 +108,13 @@ class NodeService:
                 f"the state folder {self.state_dir} cannot be used ({exc.strerror}); set POLARQ_STATE_DIR to another"
             ) from None
 
+    def leaving(self) -> None:
+        """The worker is stopping: nothing new is taken, and a cancelled job is given back. Safe from any thread."""
+        self.engine.stopping = True
+
     async def drain(self, grace_s: float) -> None:
         """Takes nothing new; lets what runs end within the grace, then gives it back to the queue."""
-        self.engine.stopping = True
+        self.leaving()
         await self._note("node.draining")
         if self.engine.held:
             log.info("stopping: %d rollouts in flight get up to %g s", len(self.engine.held), grace_s)
@@ -122,7 +126,7 @@ class NodeService:
 
     async def release_all(self) -> None:
         """Gives everything in flight back to the queue now."""
-        self.engine.stopping = True
+        self.leaving()
         self.engine.stop_all(Stop.RELEASE)
         await self.engine.idle.wait()
 

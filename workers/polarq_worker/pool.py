@@ -16,7 +16,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from billiard.einfo import ExceptionInfo
@@ -58,11 +58,16 @@ class EnginePool(BasePool):
         self._loop_thread.start()
         self._executor = ThreadPoolExecutor(HARD_CAP, thread_name_prefix="polarq-job")
         self._slots = itertools.count(1)
-        self._futures: dict[int, Future[Any]] = {}
+        self._live: set[int] = set()
+        self._tasks: dict[int, asyncio.Task[Any]] = {}
+        self._cancelled: set[int] = set()
+        """Slots told to end before their coroutine began. Touched on the loop only."""
         self._current = threading.local()
         self._wake_hub: Callable[[], None] = lambda: None
         self.capacity: Callable[[], int] | None = None
         """Set by the node: how many rollouts may be in flight now. Without it, Celery's own number holds."""
+        self.on_give_back: Callable[[], None] = lambda: None
+        """Set by the node: called before jobs are cancelled because the worker leaves."""
 
     @property
     def num_processes(self) -> int:
@@ -81,7 +86,7 @@ class EnginePool(BasePool):
     def wake(self) -> None:
         self._wake_hub()
 
-    def on_apply(
+    def on_apply(  # type: ignore[override]
         self,
         target: Callable[..., Any],
         args: Any = None,
@@ -92,6 +97,7 @@ class EnginePool(BasePool):
         **_: Any,
     ) -> ApplyResult:
         slot = next(self._slots)
+        self._live.add(slot)
 
         def job() -> None:
             self._current.slot = slot
@@ -100,7 +106,9 @@ class EnginePool(BasePool):
             except BaseException:
                 self._report(ExceptionInfo(), error_callback)
             finally:
-                self._futures.pop(slot, None)
+                self._live.discard(slot)
+                self._tasks.pop(slot, None)
+                self._cancelled.discard(slot)
                 self._wake_hub()
 
         return ApplyResult(self._executor.submit(job))
@@ -122,29 +130,51 @@ class EnginePool(BasePool):
         log.error("a broken job could not be reported: %s", info)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs `work` on the engine's loop and waits for it, in a job's thread. Cancelling the job cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        """Runs `work` on the engine's loop and waits for its end, in a job's thread.
+
+        Cancelling the job cancels the coroutine, and still waits until it has wound down: what it returns then is the
+        job's result. A coroutine that lets the cancellation through ends the job with `CancelledError`.
+        """
+        ended: Future[T] = Future()
         slot = getattr(self._current, "slot", None)
-        if slot is not None:
-            self._futures[slot] = future
-        return future.result()
+
+        def start() -> None:
+            task = self.loop.create_task(work)
+            if slot is not None:
+                self._tasks[slot] = task
+                if slot in self._cancelled:
+                    task.cancel()
+            task.add_done_callback(lambda done: _copy(done, ended))
+
+        self.loop.call_soon_threadsafe(start)
+        return ended.result()
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Runs `work` on the loop from any other thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
 
     def terminate_job(self, pid: int, signal: Any = None) -> None:
-        future = self._futures.get(pid)
-        if future is not None:
-            future.cancel()
+        self.loop.call_soon_threadsafe(self._cancel, pid)
+
+    def _cancel(self, slot: int) -> None:
+        task = self._tasks.get(slot)
+        if task is not None:
+            task.cancel()
+        elif slot in self._live:
+            self._cancelled.add(slot)
+
+    def give_back(self, pid: int) -> None:
+        """Celery is leaving and cancels what runs: the rollout goes back to the queue."""
+        self.on_give_back()
+        self.terminate_job(pid)
 
     def on_stop(self) -> None:
+        # The loop goes on: the node still needs it to say goodbye, and Celery's cold stop calls this before that.
         self._executor.shutdown(wait=True, cancel_futures=True)
-        self._stop_loop()
 
     def on_terminate(self) -> None:
-        for future in list(self._futures.values()):
-            future.cancel()
+        for slot in list(self._live):
+            self.terminate_job(slot)
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._stop_loop()
 
@@ -156,8 +186,17 @@ class EnginePool(BasePool):
         return {
             "implementation": f"{type(self).__module__}:{type(self).__name__}",
             "max-concurrency": self.num_processes,
-            "in-flight": len(self._futures),
+            "in-flight": len(self._live),
         }
+
+
+def _copy(done: asyncio.Task[T], ended: Future[T]) -> None:
+    if done.cancelled():
+        ended.set_exception(CancelledError())
+    elif (exc := done.exception()) is not None:
+        ended.set_exception(exc)
+    else:
+        ended.set_result(done.result())
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
