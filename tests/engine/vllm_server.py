@@ -62,8 +62,12 @@ class VllmServer:
         """How many requests the server has finished since its start, by its own metric."""
         return self._metric("vllm:request_success_total")
 
+    def running_requests(self) -> float:
+        """How many requests the server samples for right now, by its own metric."""
+        return self._metric("vllm:num_requests_running")
+
     def _metric(self, name: str) -> float:
-        text = httpx.get(f"{self.base_url}/metrics", timeout=10.0).raise_for_status().text
+        text = httpx.get(f"{self.base_url}/metrics", timeout=30.0).raise_for_status().text
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + "{"))
 
 
