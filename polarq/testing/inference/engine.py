@@ -88,7 +88,7 @@ class Engine:
         try:
             return render(
                 body.messages,
-                tools=body.tools if not isinstance(body, ChatRequest) or body.wants_tools else None,
+                tools=body.tools,
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=body.continue_final_message,
                 keep_thinking=self.options.keep_thinking,

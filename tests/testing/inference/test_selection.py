@@ -118,11 +118,12 @@ async def test_choice_i_takes_the_script_i_places_further_on(serve: Serve) -> No
 
 async def test_a_completion_counts_the_assistant_turns_in_its_ids(serve: Serve) -> None:
     client = await serve(THREE)
-    prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\na 1<|im_end|>\n<|im_start|>assistant\n"
+    asked = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    again = f"{asked}a 1<|im_end|>\n{asked}"
 
-    answer = await client.post("/v1/completions", {"model": "tiny:a", "prompt": prompt})
+    answers = [await client.post("/v1/completions", {"model": "tiny:a", "prompt": prompt}) for prompt in (asked, again)]
 
-    assert answer.json()["choices"][0]["text"] == "a 2"
+    assert [answer.json()["choices"][0]["text"] for answer in answers] == ["a 1", "a 2"]
 
 
 async def test_the_ledger_names_session_script_and_turn(serve: Serve) -> None:

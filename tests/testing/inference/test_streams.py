@@ -139,6 +139,28 @@ async def test_a_stream_of_several_choices_can_be_put_together_by_index(serve: S
         assert logprobs_of(found.logprobs) == logprobs_of(choice["logprobs"]["content"])
 
 
+async def test_a_call_of_a_tool_that_the_request_named_finishes_with_stop_as_in_vllm(serve: Serve) -> None:
+    client = await serve(SCENARIO)
+    named = {"type": "function", "function": {"name": "get_weather"}}
+
+    auto = (await client.chat(tools=[WEATHER_TOOL]))["choices"][0]
+    chosen = (await client.chat(tools=[WEATHER_TOOL], tool_choice=named))["choices"][0]
+
+    assert (auto["finish_reason"], chosen["finish_reason"]) == ("tool_calls", "stop")
+    assert auto["message"]["tool_calls"] == chosen["message"]["tool_calls"]
+
+
+async def test_without_tool_choice_the_prompt_keeps_its_tools_and_a_call_stays_text(serve: Serve) -> None:
+    client = await serve(SCENARIO)
+
+    auto = await client.chat(tools=[WEATHER_TOOL])
+    none = await client.chat(tools=[WEATHER_TOOL], tool_choice="none")
+
+    assert none["prompt_token_ids"] == auto["prompt_token_ids"]
+    assert "tool_calls" not in none["choices"][0]["message"]
+    assert "<tool_call>" in none["choices"][0]["message"]["content"]
+
+
 async def test_text_that_is_held_back_to_the_end_comes_with_the_last_chunk(serve: Serve) -> None:
     client = await serve(scripted(Turn(content="a < b or <tool_ca")))
 
