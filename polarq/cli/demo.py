@@ -16,6 +16,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 NEEDED = ("aiohttp", "tokenizers", "jinja2", "minisweagent")
 """Modules of the extra `demo`."""
+DRAIN_GRACE_S = 5.0
+"""Nobody waits for the demo's rollouts once it is told to stop."""
 
 
 @command
@@ -115,7 +118,7 @@ def _start(running: ExitStack, story: Story, max_run_workers: int) -> LocalStack
     stack = LocalStack(
         home,
         nodes={"node0": {"max_run_workers": max_run_workers}},
-        sections={"redis": {"url": url, "prefix": prefix}},
+        sections={"redis": {"url": url, "prefix": prefix}, "gateway": {"drain_grace_s": DRAIN_GRACE_S}},
         redis_url=url,
         bound=True,
         env={"NO_PROXY": _no_proxy("NO_PROXY"), "no_proxy": _no_proxy("no_proxy")},
@@ -129,8 +132,11 @@ def _start(running: ExitStack, story: Story, max_run_workers: int) -> LocalStack
     with story.part("worker_s", "worker") as told_worker:
         worker = stack.start_worker("node0", wait=False)
         with story.part("inference_s", "inference") as told:
-            importlib.import_module("polarq.tasks")  # needed below, and there is time now
-            stack.wait_for_inference()
+            with ThreadPoolExecutor(1) as meanwhile:
+                # Needed below, and there is time now. In a thread, as a signal that arrives while a module is loaded
+                # may end in one of its except clauses.
+                meanwhile.submit(importlib.import_module, "polarq.tasks")
+                stack.wait_for_inference()
             told(f"a scripted model at {stack.inference_url}, four scripts of real shell commands")
         stack.wait_for_node("node0")
         proxy_url = stack.topology.gateway.nodes[0].proxy_url

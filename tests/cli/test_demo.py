@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import select
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -28,20 +30,32 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name)
     folder = tmp_path / "state"
     yield folder
-    assert left_running(folder) == []
+    assert running(folder) == {}
 
 
-def left_running(folder: Path) -> list[str]:
-    found = []
+def running(folder: Path) -> dict[int, str]:
+    """Process id and command line of everything that the demo started."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            words = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
-            words += os.fsencode((process / "cwd").readlink())
+            command = (process / "cmdline").read_bytes()
+            words = (process / "environ").read_bytes() + command + os.fsencode((process / "cwd").readlink())
         except OSError:  # gone meanwhile
             continue
         if os.fsencode(folder) in words and int(process.name) != os.getpid():
-            found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            found[int(process.name)] = command.replace(b"\0", b" ").decode()
     return found
+
+
+def wait_for_end(pid: int, timeout_s: float) -> None:
+    """Of any process, ours or not."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended, _, _ = select.select([process], [], [], timeout_s)
+    os.close(process)
+    assert ended, f"{pid} goes on"
 
 
 def demo(state: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -75,43 +89,19 @@ def test_four_samples_of_a_real_agent_are_scored_by_real_tests(state: Path) -> N
     assert "redis://" in (state / "topology.yaml").read_text(encoding="utf-8")
 
 
-def test_a_newcomer_sees_the_steps_the_table_and_what_to_type_next(state: Path) -> None:
-    drawn = Terminal([*POLARQ, "demo", "--state-dir", str(state), "-n", "1"], columns=80).end(150)
-    assert drawn.code == 0
+def test_a_newcomer_sees_the_steps_and_the_table_and_what_is_printed_to_type_works(state: Path) -> None:
+    terminal = Terminal([*POLARQ, "demo", "--state-dir", str(state), "--keep", "-n", "1"], columns=80)
+    terminal.read_until(b"still running", 150)
+    terminal.read_until(b"task.yaml", 30)
+    seen = terminal.data.decode().replace("\r\n", "")
     for words in (
         "submit_rollout.delay(task)",
         "celery -A polarq worker -Q node0",
         "1 rollout: 1 completed",
         "Rewards 1",
     ):
-        assert words in drawn.text.replace("\r\n", "")
-    assert str(state / "results") in drawn.text.replace("\r\n", "")
-    assert "everything is stopped" in drawn.text
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_the_middle_stops_everything(state: Path, number: signal.Signals) -> None:
-    terminal = Terminal([*POLARQ, "demo", "--state-dir", str(state)], columns=100)
-    terminal.read_until(b"running", 120)
-    terminal.process.send_signal(number)
-    drawn = terminal.end(90)
-    assert drawn.code == 128 + number
-    assert "Traceback" not in drawn.text
-
-
-def test_a_demo_that_is_killed_takes_its_programs_along(state: Path) -> None:
-    terminal = Terminal([*POLARQ, "demo", "--state-dir", str(state), "--keep", "-n", "1"], columns=100)
-    terminal.read_until(b"still running", 150)
-    programs = left_running(state)
-    assert any("celery" in line for line in programs)
-    terminal.process.kill()
-    terminal.end(30)
-
-
-def test_kept_running_it_answers_the_commands_it_prints(state: Path) -> None:
-    terminal = Terminal([*POLARQ, "demo", "--state-dir", str(state), "--keep", "-n", "1"], columns=400)
-    terminal.read_until(b"submit", 150)
-    terminal.read_until(b"still running", 150)
+        assert words in seen
+    assert str(state / "results") in seen
     config = ["-c", str(state / "topology.yaml")]
     status = program("status", "--json", *config)
     [node] = json.loads(status.stdout)["nodes"]
@@ -119,9 +109,40 @@ def test_kept_running_it_answers_the_commands_it_prints(state: Path) -> None:
     [entry] = json.loads(status.stdout)["tasks"]
     shown = program("show", f"{entry['task_id']}.0", "--trajectory", *config)
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert "calculator" in shown.stdout
+    assert "calculator.py" in shown.stdout
     terminal.process.send_signal(signal.SIGINT)
-    assert terminal.end(60).code == 0
+    drawn = terminal.end(60)
+    assert drawn.code == 0
+    assert "everything is stopped" in drawn.text
+
+
+@pytest.mark.parametrize(("number", "seen"), [(signal.SIGINT, b"running"), (signal.SIGTERM, b"Redis")])
+def test_a_signal_in_the_middle_stops_everything(state: Path, number: signal.Signals, seen: bytes) -> None:
+    terminal = Terminal([*POLARQ, "demo", "--state-dir", str(state)], columns=100)
+    terminal.read_until(seen, 120)
+    terminal.process.send_signal(number)
+    drawn = terminal.end(90)
+    assert drawn.code == 128 + number
+    assert "Traceback" not in drawn.text
+
+
+def test_a_demo_that_is_killed_takes_worker_proxy_agents_and_inference_along(state: Path) -> None:
+    terminal = Terminal([*POLARQ, "demo", "--state-dir", str(state), "-n", "1"], columns=100)
+    terminal.read_until(b"running", 120)
+    programs = running(state)
+    assert {"celery", "polarq_proxy", "polarq.testing.inference"} <= {
+        w for line in programs.values() for w in re.split("[ /]", line)
+    }
+    terminal.process.kill()
+    terminal.end(30)
+    for pid, line in programs.items():
+        if "valkey" in line or "redis" in line:
+            # Its data outlive it; the worker still needs it to give its rollouts back.
+            continue
+        wait_for_end(pid, 60)
+    for pid in running(state):
+        os.kill(pid, signal.SIGTERM)
+        wait_for_end(pid, 10)
 
 
 def test_a_worker_that_does_not_start_shows_the_end_of_its_log_and_where_it_is(state: Path) -> None:
