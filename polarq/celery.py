@@ -83,7 +83,7 @@ def celery_settings(topology: Topology | None = None, settings: Settings | None 
 
 
 class PolarqApp(Celery):
-    """Celery, except that a topology that cannot be used is one line on the command line, not a traceback."""
+    """Celery, except for two things: an unusable topology is one line on the command line, and tasks stay private."""
 
     def _load_config(self) -> Any:
         try:
@@ -92,6 +92,12 @@ class PolarqApp(Celery):
             if click.get_current_context(silent=True) is None:
                 raise
             raise _Refused(f"polarq worker: {exc}") from None
+
+    def send_task(self, name: str, *args: Any, **options: Any) -> Any:
+        """As Celery's; a submission's arguments hold the instruction, so monitors are shown none of them."""
+        if name == SUBMIT_ROLLOUT:
+            options = {"argsrepr": "(<task>)", "kwargsrepr": "{}", **options}
+        return super().send_task(name, *args, **options)
 
 
 class _Refused(click.ClickException):
