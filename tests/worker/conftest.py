@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,13 @@ def commands_with(marker: str) -> list[str]:
         if marker in line:
             found.append(line)
     return found
+
+
+def wait_until(true: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "did not become true"
+        time.sleep(0.1)
 
 
 def write_scenario(folder: Path) -> Path:

@@ -10,7 +10,7 @@ import pytest
 
 from polarq.contracts import Boundary, RolloutState, TaskState
 from polarq.testing.stack import LocalStack
-from tests.worker.conftest import ask, commands_with, shell_task
+from tests.worker.conftest import ask, commands_with, shell_task, wait_until
 
 S = RolloutState
 
@@ -35,7 +35,7 @@ def wait_for_event(stack: LocalStack, kind: str) -> None:
 
 def test_cancelling_a_running_task_ends_it_and_leaves_nothing_running(stack: LocalStack) -> None:
     stack.client.submit(shell_task("control-cancel", f"{ask(1)}\nsleep 7654321"))
-    wait_for_state(stack, "control-cancel.0", S.RUNNING)
+    wait_until(lambda: bool(commands_with("sleep 7654321")))
     stack.client.cancel("control-cancel")
     result = stack.client.wait("control-cancel", 60)
     assert (result.state, result.counts.cancelled) == (TaskState.CANCELLED, 1)
@@ -43,6 +43,8 @@ def test_cancelling_a_running_task_ends_it_and_leaves_nothing_running(stack: Loc
     assert (rollout.outcome.state, rollout.outcome.boundary) == (S.CANCELLED, Boundary.CONTROL)
     assert rollout.reward is None
     assert not rollout.outcome.trainable
+    assert rollout.trajectory is not None, "what was sampled until then is kept"
+    assert rollout.trajectory.fidelity.calls == 1
     assert commands_with("sleep 7654321") == []
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from polarq.contracts import RolloutState, TaskResult
 from polarq.errors import InvalidTask
 from polarq.testing.program import Program
 from polarq.testing.stack import LocalStack, free_port
-from tests.worker.conftest import ask, shell_task
+from tests.worker.conftest import ask, shell_task, wait_until
 
 TRAINER = """
 import json, sys
@@ -192,13 +191,6 @@ def answers(http: httpx.Client) -> bool:
         return http.get("/api/workers").status_code == 200
     except httpx.TransportError:
         return False
-
-
-def wait_until(true: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "did not become true"
-        time.sleep(0.1)
 
 
 def test_the_callback_of_a_finished_task_is_signed_and_has_the_result(stack: LocalStack) -> None:

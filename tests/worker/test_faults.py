@@ -135,6 +135,12 @@ def test_a_prepare_that_hangs_ends_at_its_own_budget(stack: LocalStack) -> None:
     assert commands_with("sleep 7654325") == []
 
 
+def test_a_rollout_that_waited_longer_than_its_queue_budget_never_starts(stack: LocalStack) -> None:
+    result = run(stack, shell_task("fault-queue", "true", timeouts={"queue_s": 0.000001}))
+    assert (result.outcome.state, result.outcome.boundary) == (S.TIMED_OUT, B.QUEUE)
+    assert result.timing.prepare_s is None
+
+
 def test_an_evaluator_that_cannot_reach_a_verdict_gives_no_reward(stack: LocalStack) -> None:
     prepare = [
         {
@@ -152,7 +158,7 @@ def test_an_evaluator_that_cannot_reach_a_verdict_gives_no_reward(stack: LocalSt
     }
     task = shell_task("fault-evaluator", f"{ask(1)}\necho x > made.txt", evaluator=evaluator)
     result = run(stack, {**task, "runtime": {"backend": "local", "prepare": prepare}})
-    assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.EVALUATOR)
+    assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.EVALUATOR), result.reward
     assert (result.reward, result.outcome.trainable) == (None, False)
     assert result.trajectory is not None
     assert result.trajectory.fidelity.sampled_tokens > 0
