@@ -102,7 +102,7 @@ class Proxy:
     def app(self) -> web.Application:
         """Its body limits are this module's own; serve it with `SERVER_OPTIONS`."""
         app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._handle)
+        app.router.add_route("*", "/{path:(?s:.*)}", self._handle)
         return app
 
     async def start(self) -> None:

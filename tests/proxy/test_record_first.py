@@ -86,6 +86,7 @@ async def test_a_store_that_is_gone_is_a_retryable_error(keys: Keys, stream: boo
             records = await rig.records()
             assert len(records) == 2
             assert records[1].trainable
+            assert rig.proxy.counters.calls == 2
 
 
 async def test_a_store_that_is_full_is_a_retryable_error(keys: Keys) -> None:
@@ -125,3 +126,4 @@ async def test_a_harness_that_leaves_while_its_call_is_recorded_has_it_recorded(
             records = await rig.records()
             assert len(records) == 2
             assert records[1].trainable
+            assert rig.proxy.counters.calls == 2

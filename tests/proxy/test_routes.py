@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import logging
@@ -296,3 +297,24 @@ async def test_no_log_line_holds_a_secret(redis_client: Redis, keys: Keys, caplo
 async def _session(rig: Rig) -> Any:
     other = await rig.session(5)
     return await rig.proxy.sessions.find(other.secret)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/v1/%0Ax", "/%ff%fe", "/s/%2F..%2F/v1/nothing", "/v1/" + "x" * 9000, "/s/a%00b/v1/chat/completions?key=%zz"],
+)
+@pytest.mark.parametrize("method", ["POST", "PATCH", "GET", "OPTIONS"])
+async def test_odd_targets_get_an_error_in_the_dialects_shape(
+    redis_client: Redis, keys: Keys, method: str, target: str
+) -> None:
+    async with running(redis_client, keys, "http://127.0.0.1:1") as rig:
+        host, _, port = rig.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            f"{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}".encode()
+        )
+        answered = await reader.read()
+        writer.close()
+        assert answered.startswith(b"HTTP/1.1 404 ")
+        body = answered.partition(b"\r\n\r\n")[2]
+        assert json.loads(body)["error"]["code"] in {"no_such_route", "no_session"}
