@@ -137,10 +137,10 @@ def _start(running: ExitStack, story: Story, max_run_workers: int) -> LocalStack
                 # may end in one of its except clauses.
                 meanwhile.submit(importlib.import_module, "polarq.tasks")
                 stack.wait_for_inference()
-            told(f"a scripted model at {stack.inference_url}, four scripts of real shell commands")
+            told(f"scripted model at {stack.inference_url}, no GPU")
         stack.wait_for_node("node0")
-        proxy_url = stack.topology.gateway.nodes[0].proxy_url
-        told_worker(f"celery -A polarq worker -Q node0 (pid {worker.pid}), with its proxy at {proxy_url}")
+        told_worker(f"celery -A polarq worker -Q node0 (pid {worker.pid})")
+    story.tell("proxy", f"started by the worker, at {stack.topology.gateway.nodes[0].proxy_url}")
     return stack
 
 

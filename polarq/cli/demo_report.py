@@ -66,14 +66,15 @@ class Story:
         facts: list[str] = []
         with self.timed(name):
             yield facts.append
-        spent = seconds(self.report.spent_s[name])
-        self._say("  ", ("✔ ", "green"), (title.ljust(10), "bold"), shown("; ".join(facts)), (f"  {spent} s", "dim"))
+        self.tell(title, "; ".join(facts), self.report.spent_s[name])
+
+    def tell(self, title: str, fact: str, spent_s: float | None = None) -> None:
+        """One line of what is there now."""
+        spent = "" if spent_s is None else f"  {seconds(spent_s)} s"
+        self._say("  ", ("✔ ", "green"), (title.ljust(10), "bold"), shown(fact), (spent, "dim"))
 
     def tell_submitted(self, task: Task) -> None:
-        self._say(
-            "  ", ("✔ ", "green"), ("task".ljust(10), "bold"), "submit_rollout.delay(task): ",
-            f"{shown(task.task_id)}, {task.num_samples} samples of {shown(task.agent.harness)}",
-        )  # fmt: skip
+        self.tell("task", f"submit_rollout.delay(task): {task.num_samples} samples of {task.agent.harness}")
 
     def tell_results(self) -> None:
         """The table, what the rewards are, and where everything lies."""
@@ -83,7 +84,7 @@ class Story:
         self.screen.say("")
         print_rollouts(self.screen, picture.rows)
         rewards = ", ".join(number(row.reward) for row in picture.rows if row.reward is not None)
-        verdict = f". Rewards {rewards}: each from running the task's tests afterwards." if rewards else ""
+        verdict = f". Rewards {rewards}, each by running the tests." if rewards else ""
         self._say(counts_text(picture.counts), verdict)
         self._say("")
         self._say(("trajectories ", "bold"), shown(self.report.results))
@@ -119,10 +120,11 @@ class Story:
         self._say(("next", "bold"))
         for what, line in (
             ("every token of the first rollout", f"python3 -m json.tool {first} | less"),
-            ("the same, left running for status, show, tail and submit", f"{me} demo --keep"),
+            ("the same, left running for polarq status, show, tail and submit", f"{me} demo --keep"),
             ("a deployment of your own", f"{me} config reference --yaml > topology.yaml && {me} doctor"),
         ):
-            self._say("  ", shown(line), (f"   # {what}", "dim"))
+            self._say("  ", (f"# {what}", "dim"))
+            self._say("  ", shown(line))
 
     def warn(self, text: str) -> None:
         complain(text)

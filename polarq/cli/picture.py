@@ -217,6 +217,7 @@ def print_rollouts(screen: Screen, rows: Sequence[Row]) -> None:
     wide = [cells(row) for row in rows]
     narrow = [[Text(str(row.index)), *line[1:6], *line[7:]] for row, line in zip(rows, wide, strict=True)]
     if table_width(COLUMNS, wide) > screen.width >= table_width(NARROW, narrow, gap=1):
+        screen.say(("task ", "dim"), shown(rows[0].rollout_id.rpartition(".")[0]))
         screen.print(table(NARROW, narrow, gap=1))
     else:
         print_table(screen, COLUMNS, wide)

@@ -116,7 +116,9 @@ def test_a_newcomer_sees_the_steps_and_the_table_and_what_is_printed_to_type_wor
     assert "everything is stopped" in drawn.text
 
 
-@pytest.mark.parametrize(("number", "seen"), [(signal.SIGINT, b"running"), (signal.SIGTERM, b"Redis")])
+@pytest.mark.parametrize(
+    ("number", "seen"), [(signal.SIGINT, b"running"), (signal.SIGTERM, b"Redis"), (signal.SIGHUP, b"inference")]
+)
 def test_a_signal_in_the_middle_stops_everything(state: Path, number: signal.Signals, seen: bytes) -> None:
     terminal = Terminal([*POLARQ, "demo", "--state-dir", str(state)], columns=100)
     terminal.read_until(seen, 120)
