@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from polarq.contracts.rollout import TaskCounts, TaskState
@@ -79,6 +80,7 @@ class TaskIndex:
     def __init__(self, ledger: AsyncLedger) -> None:
         self._ledger = ledger
         self._tasks: dict[str, IndexedTask] = {}
+        """In the order of their last change, the oldest first."""
         self._newest_ms = 0.0
         self._lock = asyncio.Lock()
         self._means: OrderedDict[tuple[str, float], Means] = OrderedDict()
@@ -92,36 +94,40 @@ class TaskIndex:
                 self._tasks.clear()
                 self._newest_ms = 0.0
             changed = await self._ledger.do(_changed(self._ledger, self._newest_ms))
+            changed.reverse()
             for start in range(0, len(changed), _BATCH):
                 batch = changed[start : start + _BATCH]
                 rows = await self._ledger.do(self._ledger.calls.task_rows([task_id for task_id, _ in batch]))
                 for task_id, _ in batch:
                     self._tasks.pop(task_id, None)
-                for row in rows:
-                    self._tasks[row.task_id] = IndexedTask.read(row)
+                self._tasks |= {row.task_id: IndexedTask.read(row) for row in rows}
             if changed:
                 self._newest_ms = max(score for _, score in changed)
             self._forget(await self._ledger.do(_server_ms()))
 
     def _forget(self, now_ms: float) -> None:
         """Drops what has expired in the ledger, and the oldest beyond the bound."""
-        oldest = now_ms - self._ledger.calls.keep_s * 1000
-        gone = [task_id for task_id, task in self._tasks.items() if task.updated_ms < oldest and task.state.terminal]
-        if len(self._tasks) - len(gone) > MOST_TASKS:
-            gone += [task.task_id for task in self.newest_first()[MOST_TASKS:]]
+        expired_ms = now_ms - self._ledger.calls.keep_s * 1000
+        extra = len(self._tasks) - MOST_TASKS
+        gone = []
+        for number, task in enumerate(self._tasks.values()):
+            if number >= extra and task.updated_ms >= expired_ms:
+                break
+            if number < extra or task.state.terminal:
+                gone.append(task.task_id)
         for task_id in gone:
-            self._tasks.pop(task_id, None)
+            del self._tasks[task_id]
 
     def all(self) -> list[IndexedTask]:
         return list(self._tasks.values())
 
-    def newest_first(self) -> list[IndexedTask]:
-        return sorted(self._tasks.values(), key=lambda task: (-task.updated_ms, task.task_id))
+    def newest_first(self) -> Iterator[IndexedTask]:
+        return reversed(self._tasks.values())
 
     async def rows(self, chosen: Callable[[IndexedTask], bool], limit: int) -> list[TaskRow]:
         """Lines of the task list, newest change first. Raises `LedgerUnavailable`."""
         await self.refresh()
-        tasks = [task for task in self.newest_first() if chosen(task)][:limit]
+        tasks = list(islice(filter(chosen, self.newest_first()), limit))
         gate = asyncio.Semaphore(_MEANS_AT_ONCE)
 
         async def row(task: IndexedTask) -> TaskRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 
 from aiohttp import web
 
@@ -73,7 +74,7 @@ async def server_status(shim: Shim, request: web.Request) -> web.StreamResponse:
     await shim.index.refresh()
     ledger = shim.client.ledger
     waiting = await ledger.do(Call(lambda r: int(r[0]), commands=(("ZCARD", ledger.calls.keys.waiting),)))
-    newest = shim.index.newest_first()[:_STATUS_TASKS]
+    newest = islice(shim.index.newest_first(), _STATUS_TASKS)
     made: ServerStatus = {
         "tasks": {task.task_id: task.state.value for task in newest},
         "pipeline": {"pending_sessions": waiting},

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -181,11 +182,19 @@ async def running_shim(
             await runner.cleanup()
 
 
-def frames(text: str) -> list[dict[str, Any]]:
-    """Server-sent frames as {id, data}."""
-    made = []
-    for block in text.split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
-        if "data" in fields:
-            made.append({"id": fields.get("id"), **json.loads(fields["data"])})
-    return made
+@contextmanager
+def said(logger: str, text: str) -> Iterator[asyncio.Event]:
+    """An event that is set when the logger says something with `text` in it."""
+    heard = asyncio.Event()
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if text in record.getMessage():
+                heard.set()
+
+    handler = Listening()
+    logging.getLogger(logger).addHandler(handler)
+    try:
+        yield heard
+    finally:
+        logging.getLogger(logger).removeHandler(handler)

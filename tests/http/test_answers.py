@@ -153,7 +153,11 @@ async def test_a_broker_that_is_away_is_a_503_and_the_task_is_kept(redis_url: st
         assert response.status_code == 503
         assert "send the same request again" in response.json()["detail"]
         assert (await shim.client.record("t")).counts.queued == 1
-        assert (await shim.http.delete("/rollout/task/t")).json()["status"] == "cancelled"
+        claim = await shim.claim("t.0")
+        # Its worker cannot be told at once, and learns it with its next heartbeat.
+        assert (await shim.http.delete("/rollout/task/t?wait=0")).json()["status"] == "cancelling"
+        ledger = shim.client.ledger
+        assert await ledger.do(ledger.calls.renew([("t.0", claim.token)], 30)) == ["cancel"]
 
 
 async def test_back_pressure_is_a_429_that_says_when_to_come_back() -> None:

@@ -15,7 +15,7 @@ from polarq.http import events, feed
 from polarq.http.feed import Feed, position
 from polarq.ledger import AsyncLedger, Calls, Keys
 from polarq.testing.redis import EmbeddedRedis
-from tests.http.rig import Rig, a_task, running_shim
+from tests.http.rig import Rig, a_task, running_shim, said
 
 Frame = dict[str, Any]
 
@@ -127,12 +127,41 @@ async def test_a_stream_goes_on_after_an_outage_of_redis(keys: Keys, monkeypatch
         async with running_shim(server.url, keys) as shim, listening(shim) as frames:
             await shim.submit(a_task())
             await until(frames, "task.created")
-            server.stop()
+            with said(feed.__name__, "cannot be read") as away:
+                server.stop()
+                await away.wait()
             await until(frames, "ping")
             server.start()
             await shim.submit(a_task("after"))
             seen = await until(frames, "task.created")
     assert seen[-1]["data"]["task_id"] == "after"
+
+
+async def test_a_reader_far_behind_waits_while_redis_refuses_and_misses_nothing(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "KEPT", 1)
+    with EmbeddedRedis() as server:
+        async with running_shim(server.url, keys) as shim:
+            for index in range(3):
+                await shim.submit(a_task(f"t{index}"))
+            redis = shim.client.ledger.redis
+            await redis.execute_command("ACL", "SETUSER", "default", "-xrange")
+            async with listening(shim, "/events?after=0") as frames:
+                assert [(await anext(frames))["type"] for _ in range(2)] == ["hello", "ping"]
+                await redis.execute_command("ACL", "SETUSER", "default", "+xrange")
+                seen = [frame async for frame in taken(frames, 3)]
+    assert [frame["data"]["task_id"] for frame in seen] == ["t0", "t1", "t2"]
+
+
+async def taken(frames: AsyncIterator[Frame], count: int) -> AsyncIterator[Frame]:
+    """So many frames that are not pings."""
+    async for frame in frames:
+        if frame["type"] != "ping":
+            yield frame
+            count -= 1
+            if count == 0:
+                return
 
 
 async def test_streams_end_when_the_shim_stops(redis_url: str, keys: Keys) -> None:

@@ -13,7 +13,7 @@ import pytest
 from polarq.contracts.rollout import RolloutState
 from polarq.http import session_files
 from polarq.ledger import Keys
-from tests.http.rig import a_task, running_shim
+from tests.http.rig import a_task, running_shim, said
 
 
 async def appears(path: Path) -> dict[str, Any]:
@@ -65,7 +65,9 @@ async def test_a_folder_that_cannot_be_written_loses_nothing(
     folder.write_text("a file where the folder should be")
     async with running_shim(redis_url, keys, save_dir=folder) as shim:
         await shim.submit(a_task(samples=2))
-        await shim.end("t.0")
+        with said(session_files.__name__, "trying again") as refused:
+            await shim.end("t.0")
+            await refused.wait()
         assert (await shim.http.get("/rollout/task/t")).json()["result_paths"] == []
         folder.unlink()
         await shim.end("t.1")
@@ -84,8 +86,13 @@ async def test_an_event_with_a_path_for_an_id_writes_nothing(
     redis_url: str, keys: Keys, tmp_path: Path, nothing_outside: Callable[[], list[Path]]
 ) -> None:
     async with running_shim(redis_url, keys, save_dir=tmp_path / "in") as shim:
-        ledger = shim.client.ledger
-        data = json.dumps({"task_id": "../../outside/x", "session_id": "../../outside/x.0", "status": "completed"})
+        ledger, evil = shim.client.ledger, "../../outside/x"
+        await shim.submit(a_task("copied"))
+        await shim.end("copied.0")
+        keys = ledger.calls.keys
+        await ledger.redis.copy(keys.task("copied"), keys.task(evil))
+        await ledger.redis.copy(keys.rollout("copied.0"), keys.rollout(f"{evil}.0"))
+        data = json.dumps({"task_id": evil, "session_id": f"{evil}.0", "status": "completed"})
         await ledger.redis.xadd(ledger.calls.keys.events, {"type": "session.state_changed", "data": data})
         await shim.submit(a_task())
         await shim.end("t.0")

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from polarq.contracts.rollout import RolloutState
+from polarq.http import shim as shim_module
 from polarq.http.task_body import task_body
 from polarq.ledger import Keys
 from polarq.testing.redis import EmbeddedRedis
@@ -101,7 +102,10 @@ async def test_results_are_paged_in_sample_order(shim: Rig) -> None:
     assert (await shim.http.get("/rollout/task/t?offset=9")).json()["results"] == []
 
 
-async def test_a_waiting_request_is_answered_when_the_last_rollout_ends(shim: Rig) -> None:
+async def test_a_waiting_request_is_answered_when_the_last_rollout_ends(
+    shim: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shim_module, "_REREAD_S", 3600.0)  # the event alone must wake it
     await shim.submit(a_task(samples=2))
     await shim.end("t.0")
     waiting = asyncio.create_task(shim.http.get("/rollout/task/t?wait=60&trajectories=none"))
@@ -129,6 +133,7 @@ async def test_a_missing_payload_makes_an_error_of_its_session_and_spoils_no_oth
     assert lost["status"] == "ERROR"
     assert "not in the store" in lost["error"]
     assert lost["outcome"]["state"] == "completed"
+    assert lost["rollout"]["payload_problem"] == lost["error"]
     assert kept["status"] == "COMPLETED"
     assert len(kept["trajectory"]["traces"]) == 1
 
