@@ -63,21 +63,21 @@ class Batch(AsyncResult):  # type: ignore[type-arg]
 
     def progress(self) -> dict[str, Any]:
         """Rollouts by where they are, as JSON."""
-        record = self.client.record(self.rollout_task_id)
-        return {"task_id": record.task_id, "state": record.state.value, **record.counts.model_dump()}
+        head = self.client.head(self.rollout_task_id)
+        return {"task_id": head.task_id, "state": head.state.value, **head.counts.model_dump()}
 
     @property
     def state(self) -> str:  # type: ignore[override]
         """Celery's words: PENDING, STARTED, PROGRESS, SUCCESS (every rollout ended, whatever its outcome), REVOKED."""
         try:
-            record = self.client.record(self.rollout_task_id)
+            head = self.client.head(self.rollout_task_id)
         except TaskNotFound:
             return "PENDING"
-        if record.state.terminal:
-            return "REVOKED" if record.state == "cancelled" else "SUCCESS"
-        if record.counts.ended:
+        if head.state.terminal:
+            return "REVOKED" if head.state == "cancelled" else "SUCCESS"
+        if head.counts.ended:
             return PROGRESS
-        return STARTED if record.counts.running else "PENDING"
+        return STARTED if head.counts.running else "PENDING"
 
     status = state  # type: ignore[assignment]
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from polarq.client.limits import check_task
 from polarq.client.results import Trajectories, assemble, payload_refs
@@ -16,13 +16,15 @@ from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult, TaskResult
 from polarq.contracts.task import Task
 from polarq.errors import NodeNotFound, ResultTimeout, TaskNotFound
-from polarq.ledger import AsyncLedger, Cancelled, Ledger, Submitted, TaskRecord, calls_for
+from polarq.ledger import AsyncLedger, Cancelled, Ledger, Submitted, TaskHead, TaskRecord, calls_for
 from polarq.settings import Settings
 from polarq.store.payloads import get_payload
 from polarq.topology import Topology, load_topology, redis_url
 
 if TYPE_CHECKING:
     from celery import Celery
+
+T = TypeVar("T")
 
 TaskSource = Task | Mapping[str, Any] | str | os.PathLike[str]
 
@@ -83,6 +85,12 @@ def _waiting(record: TaskRecord, queues: list[str]) -> dict[int, str]:
     return {r.index: queues[r.index] for r in record.rollouts if r.state == "queued"}
 
 
+def _known(found: T | None, task_id: str) -> T:
+    if found is None:
+        raise TaskNotFound(f"no task '{task_id}' in the ledger (never submitted, or expired)")
+    return found
+
+
 class Client(_Deployment):
     """Submits tasks and reads results from threads and plain scripts.
 
@@ -138,6 +146,10 @@ class Client(_Deployment):
                 return result
         raise TaskNotFound(f"rollout '{rollout_id}' has not ended, or does not exist")
 
+    def head(self, task_id: str) -> TaskHead:
+        """A task's state and counters, without its rollouts. Raises `TaskNotFound`."""
+        return _known(self.ledger.do(self.ledger.calls.head(task_id)), task_id)
+
     def record(self, task_id: str) -> TaskRecord:
         """The ledger's own picture of a task. Raises `TaskNotFound`."""
         return self._record(task_id)
@@ -152,10 +164,10 @@ class Client(_Deployment):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             after = self.ledger.do(self.ledger.calls.last_event_id())
-            record = self._record(task_id)
-            if record.state.terminal:
+            head = self.head(task_id)
+            if head.state.terminal:
                 return self.get(task_id, trajectories)
-            self._next_event(task_id, after, _remaining(deadline, task_id, record))
+            self._next_event(task_id, after, _remaining(deadline, head))
 
     def _next_event(self, task_id: str, after: str, wait_s: float) -> None:
         """Returns when something happened to the task, or after `wait_s` (at most `_WAIT_STEP_S`)."""
@@ -175,7 +187,7 @@ class Client(_Deployment):
                 last = event.event_id
                 if task_id is None or event.data.get("task_id") == task_id:
                     yield event
-            if task_id is not None and self._record(task_id).state.terminal and not events:
+            if task_id is not None and not events and self.head(task_id).state.terminal:
                 return
 
     def cancel(self, task_id: str, *, register_if_missing: bool = False) -> Cancelled:
@@ -207,10 +219,7 @@ class Client(_Deployment):
         return node.model_copy(update={"draining": on})
 
     def _record(self, task_id: str, *, with_request: bool = False) -> TaskRecord:
-        record = self.ledger.do(self.ledger.calls.task(task_id, with_request=with_request))
-        if record is None:
-            raise TaskNotFound(f"no task '{task_id}' in the ledger (never submitted, or expired)")
-        return record
+        return _known(self.ledger.do(self.ledger.calls.task(task_id, with_request=with_request)), task_id)
 
     def close(self) -> None:
         self.ledger.close()
@@ -222,13 +231,13 @@ class Client(_Deployment):
         self.close()
 
 
-def _remaining(deadline: float | None, task_id: str, record: TaskRecord) -> float:
+def _remaining(deadline: float | None, head: TaskHead) -> float:
     if deadline is None:
         return _WAIT_STEP_S
     left = deadline - time.monotonic()
     if left <= 0:
-        c = record.counts
-        raise ResultTimeout(f"task '{task_id}' has {c.ended} of {c.total} rollouts ended; it goes on, ask again later")
+        ended = f"{head.counts.ended} of {head.counts.total} rollouts ended"
+        raise ResultTimeout(f"task '{head.task_id}' has {ended}; it goes on, ask again later")
     return left
 
 
@@ -260,6 +269,9 @@ class AsyncClient(_Deployment):
         assert record.request is not None
         return assemble(record, payloads, wanted, record.request.metadata)
 
+    async def head(self, task_id: str) -> TaskHead:
+        return _known(await self.ledger.do(self.ledger.calls.head(task_id)), task_id)
+
     async def record(self, task_id: str) -> TaskRecord:
         return await self._record(task_id)
 
@@ -272,10 +284,10 @@ class AsyncClient(_Deployment):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             after = await self.ledger.do(self.ledger.calls.last_event_id())
-            record = await self._record(task_id)
-            if record.state.terminal:
+            head = await self.head(task_id)
+            if head.state.terminal:
                 return await self.get(task_id, trajectories)
-            await self._next_event(task_id, after, _remaining(deadline, task_id, record))
+            await self._next_event(task_id, after, _remaining(deadline, head))
 
     async def _next_event(self, task_id: str, after: str, wait_s: float) -> None:
         until = time.monotonic() + min(wait_s, _WAIT_STEP_S)
@@ -293,7 +305,7 @@ class AsyncClient(_Deployment):
                 last = event.event_id
                 if task_id is None or event.data.get("task_id") == task_id:
                     yield event
-            if task_id is not None and not events and (await self._record(task_id)).state.terminal:
+            if task_id is not None and not events and (await self.head(task_id)).state.terminal:
                 return
 
     async def cancel(self, task_id: str, *, register_if_missing: bool = False) -> Cancelled:
@@ -322,10 +334,7 @@ class AsyncClient(_Deployment):
         return node.model_copy(update={"draining": on})
 
     async def _record(self, task_id: str, *, with_request: bool = False) -> TaskRecord:
-        record = await self.ledger.do(self.ledger.calls.task(task_id, with_request=with_request))
-        if record is None:
-            raise TaskNotFound(f"no task '{task_id}' in the ledger (never submitted, or expired)")
-        return record
+        return _known(await self.ledger.do(self.ledger.calls.task(task_id, with_request=with_request)), task_id)
 
     async def aclose(self) -> None:
         await self.ledger.aclose()

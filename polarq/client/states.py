@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from polarq.client.results import Trajectories, payload_refs
 from polarq.contracts.rollout import TaskResult
-from polarq.ledger.records import TaskRecord
+from polarq.ledger.records import TaskHead, TaskRecord
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -25,22 +25,22 @@ def publish_state(app: Celery, client: Client, task_id: str) -> None:
 
     Two workers may publish at once. Each reads the ledger again after it wrote, so the last writer wrote what is true.
     """
-    record = client.record(task_id)
+    head = client.head(task_id)
     while True:
-        _store(app, client, record)
-        now = client.record(task_id)
-        if (now.state, now.counts, now.celery_ids) == (record.state, record.counts, record.celery_ids):
+        _store(app, client, head)
+        now = client.head(task_id)
+        if now == head:
             return
-        record = now
+        head = now
 
 
-def _store(app: Celery, client: Client, record: TaskRecord) -> None:
-    if record.state.terminal:
-        state, value = "SUCCESS", foreign_result(client, record)
+def _store(app: Celery, client: Client, head: TaskHead) -> None:
+    if head.state.terminal:
+        state, value = "SUCCESS", foreign_result(client, client.record(head.task_id))
     else:
-        state = PROGRESS if record.counts.ended else STARTED
-        value = {"task_id": record.task_id, **record.counts.model_dump()}
-    for celery_id in record.celery_ids:
+        state = PROGRESS if head.counts.ended else STARTED
+        value = {"task_id": head.task_id, **head.counts.model_dump()}
+    for celery_id in head.celery_ids:
         app.backend.store_result(celery_id, value, state)
 
 

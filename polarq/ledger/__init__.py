@@ -3,7 +3,7 @@
 from polarq.ledger.calls import Call, Calls
 from polarq.ledger.connection import AsyncLedger, Ledger, calls_for, without_password
 from polarq.ledger.keys import Keys
-from polarq.ledger.records import Cancelled, Claim, Committed, Refused, RolloutRecord, Submitted, TaskRecord
+from polarq.ledger.records import Cancelled, Claim, Committed, Refused, RolloutRecord, Submitted, TaskHead, TaskRecord
 
 __all__ = [
     "AsyncLedger",
@@ -17,6 +17,7 @@ __all__ = [
     "Refused",
     "RolloutRecord",
     "Submitted",
+    "TaskHead",
     "TaskRecord",
     "calls_for",
     "without_password",

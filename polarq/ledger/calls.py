@@ -25,6 +25,7 @@ from polarq.ledger.records import (
     Committed,
     Refused,
     Submitted,
+    TaskHead,
     TaskRecord,
     decode,
     moment,
@@ -129,6 +130,16 @@ class Calls:
 
         args = (self.keys.rollout_stem(task_id), "1" if with_request else "0")
         return Call(read, script("snapshot"), (self.keys.task(task_id),), args)
+
+    def head(self, task_id: str) -> Call[TaskHead | None]:
+        """A task's state and counters, without its rollouts; None when it is unknown."""
+        rows = self.task_rows([task_id])
+
+        def read(replies: Any) -> TaskHead | None:
+            found = rows.read(replies)
+            return TaskHead.read(task_id, found[0].fields) if found else None
+
+        return Call(read, commands=rows.commands)
 
     def recent_task_ids(self, limit: int, since_ms: float = 0) -> Call[list[str]]:
         """Task ids by time of their last change, newest first."""

@@ -112,6 +112,21 @@ def read_counts(fields: Fields) -> TaskCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskHead:
+    """A task without its rollouts: what waiting and progress need, at the same cost for any number of samples."""
+
+    task_id: str
+    state: TaskState
+    counts: TaskCounts
+    celery_ids: tuple[str, ...]
+
+    @classmethod
+    def read(cls, task_id: str, fields: Fields) -> TaskHead:
+        celery_ids = tuple(fields["celery_id"].split(","))
+        return cls(task_id, TaskState(fields["state"]), read_counts(fields), celery_ids)
+
+
+@dataclass(frozen=True, slots=True)
 class Submitted:
     """What a submission did: `created` is False when the same request was there already."""
 
