@@ -107,17 +107,19 @@ def last(completion_tokens: int) -> bytes:
 
 
 @asynccontextmanager
-async def raw_engine(act: Act) -> AsyncIterator[RawEngine]:
-    """Answers GETs and the proxy's probe as vLLM would; every other POST is answered by `act`."""
+async def raw_engine(act: Act, idle_s: float | None = None) -> AsyncIterator[RawEngine]:
+    """Answers GETs and the proxy's probe as vLLM would; every other POST is answered by `act`. A connection on which
+    nothing comes for `idle_s` is closed."""
     engine = RawEngine("")
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection, order = engine.connections, 0
         engine.connections += 1
-        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        with suppress(ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while not writer.is_closing():
-                call = await _read(engine, reader, writer, connection, order)
+                async with asyncio.timeout(idle_s):
+                    call = await _read(engine, reader, writer, connection, order)
                 order += 1
                 if call is None:
                     continue

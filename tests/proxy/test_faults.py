@@ -270,6 +270,22 @@ async def test_an_idle_connection_that_the_engine_closed_is_not_noticed(
         assert all(record.trainable for record in records)
 
 
+async def test_an_engine_that_closes_idle_connections_by_its_own_clock_is_not_noticed(
+    redis_client: Redis, keys: Keys
+) -> None:
+    async with (
+        raw_engine(lambda call: call.whole(answer()), idle_s=0.3) as engine,
+        running(redis_client, keys, engine.url) as rig,
+    ):
+        sessions = [await rig.session(index) for index in range(1, 41)]
+        for pause_s in (0.28, 0.295, 0.3, 0.305, 0.32):
+            await asyncio.gather(*(session.ask() for session in sessions))
+            await asyncio.sleep(pause_s)
+        assert rig.proxy.counters.errors == {}
+        assert rig.proxy.counters.calls == 200
+        assert len({call.headers["x-request-id"] for call in engine.calls}) == 200
+
+
 async def test_an_engine_that_always_closes_is_asked_once_more_at_most(redis_client: Redis, keys: Keys) -> None:
     async def act(call: RawCall) -> None:
         call.close()
