@@ -49,7 +49,7 @@ class NodeStep(bootsteps.StartStopStep):
         if user == "celery":
             worker.hostname = f"{node.id}{at}{host}"
         self._made = (node, topology, settings)
-        # Mingle asks the other workers for revoked jobs and waits a second for answers; the ledger knows what is cancelled.
+        # Mingle asks the other workers what was revoked, and waits a second for answers; the ledger knows that.
         worker.options["without_mingle"] = True
 
     def start(self, worker: Any) -> None:
