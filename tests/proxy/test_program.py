@@ -30,11 +30,11 @@ from polarq_proxy.serve import bound_host
 SPEC = GrantSpec(rollout_id="task.0", task_id="task", attempt=1, token=1, node_id="node0")
 
 
-def topology(folder: Path, **node: Any) -> Path:
+def topology(folder: Path, prefix: str = "program", **node: Any) -> Path:
     path = folder / "topology.yaml"
     inference = {"engine": "vllm", "base_url": node.pop("inference", "http://127.0.0.1:1")}
     nodes = [{"id": "node0", "inference": inference, **node}]
-    path.write_text(yaml.safe_dump({"redis": {"prefix": "prog"}, "gateway": {"nodes": nodes}}))
+    path.write_text(yaml.safe_dump({"redis": {"prefix": prefix}, "gateway": {"nodes": nodes}}))
     return path
 
 
@@ -67,9 +67,9 @@ def started(redis_url: str, *arguments: str | Path, **more: str) -> Iterator[tup
 
 
 @asynccontextmanager
-async def session(redis_url: str) -> AsyncIterator[tuple[Redis, str]]:
+async def session(redis_url: str, keys: Keys) -> AsyncIterator[tuple[Redis, str]]:
     async with Redis.from_url(redis_url) as redis:
-        yield redis, await open_grant(redis, Keys("prog"), SPEC, ttl_s=600)
+        yield redis, await open_grant(redis, keys, SPEC, ttl_s=600)
 
 
 def failure(redis_url: str, *arguments: str | Path) -> str:
@@ -82,10 +82,10 @@ def failure(redis_url: str, *arguments: str | Path) -> str:
     return done.stderr.strip().splitlines()[-1]
 
 
-async def test_it_starts_answers_and_goes(redis_url: str, tmp_path: Path) -> None:
+async def test_it_starts_answers_and_goes(redis_url: str, keys: Keys, tmp_path: Path) -> None:
     port_file = tmp_path / "run" / "proxy.json"
-    async with ScriptedInference(scenario=Scenario.of("hi")) as inference, session(redis_url) as (redis, secret):
-        path = topology(tmp_path, inference=inference.base_url)
+    async with ScriptedInference(scenario=Scenario.of("hi")) as inference, session(redis_url, keys) as (redis, secret):
+        path = topology(tmp_path, keys.prefix, inference=inference.base_url)
         arguments = ("--node", "node0", "--topology", path, "--port", "0", "--port-file", port_file)
         # A proxy that the environment names must not come between it and the engine.
         with started(redis_url, *arguments, HTTP_PROXY="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9") as (
@@ -106,14 +106,14 @@ async def test_it_starts_answers_and_goes(redis_url: str, tmp_path: Path) -> Non
             assert not port_file.exists()
             assert "gives token ids: yes" in said
             assert secret not in said
-        assert len(await read_completions(redis, Keys("prog"), "task.0", 1, 1)) == 1
+        assert len(await read_completions(redis, keys, "task.0", 1, 1)) == 1
 
 
-async def test_a_stop_lets_calls_in_flight_end(redis_url: str, tmp_path: Path) -> None:
+async def test_a_stop_lets_calls_in_flight_end(redis_url: str, keys: Keys, tmp_path: Path) -> None:
     turn = Turn(content="word " * 30, tokens_per_s=60)
     scenario = Scenario(name="slow", scripts=(Script(name="a", turns=(turn,)),))
-    async with ScriptedInference(scenario=scenario) as inference, session(redis_url) as (redis, secret):
-        path = topology(tmp_path, inference=inference.base_url)
+    async with ScriptedInference(scenario=scenario) as inference, session(redis_url, keys) as (redis, secret):
+        path = topology(tmp_path, keys.prefix, inference=inference.base_url)
         with started(redis_url, "--node", "node0", "--topology", path, "--port", "0") as (process, url):
             async with (
                 aiohttp.ClientSession() as http,
@@ -128,7 +128,7 @@ async def test_a_stop_lets_calls_in_flight_end(redis_url: str, tmp_path: Path) -
             assert rest.endswith(b"data: [DONE]\n\n")
             await asyncio.to_thread(process.wait, 30)
             assert process.returncode == 0
-        [record] = await read_completions(redis, Keys("prog"), "task.0", 1, 1)
+        [record] = await read_completions(redis, keys, "task.0", 1, 1)
         assert record.trainable
 
 
