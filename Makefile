@@ -54,7 +54,7 @@ $(VENV)/.uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than 3.11; choose another: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "making $(VENV)"
-	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@touch $@
 

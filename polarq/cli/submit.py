@@ -9,11 +9,12 @@ import typer
 
 from polarq.cli.door import open_door
 from polarq.cli.options import Config, Json, Url
-from polarq.cli.outcome import ExitCode, command, complain, task_code
+from polarq.cli.outcome import ExitCode, Unreachable, command, complain, task_code
 from polarq.cli.picture import counts_text, print_rollouts
 from polarq.cli.progress import follow
 from polarq.cli.terminal import Screen, print_json, shown
 from polarq.contracts.task import Task
+from polarq.errors import LedgerUnavailable
 
 
 @command
@@ -52,9 +53,9 @@ def submit(
             screen.say("task ", (shown(accepted.task_id), "bold"), f", {task.num_samples} samples{known}")
         try:
             picture = follow(screen, door, accepted.task_id, timeout, quiet=as_json)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, LedgerUnavailable, Unreachable):
             task_id = accepted.task_id
-            complain(f"interrupted; task '{task_id}' goes on: polarq show {task_id}, or polarq cancel {task_id}")
+            complain(f"no longer waiting; task '{task_id}' goes on: polarq show {task_id}, or polarq cancel {task_id}")
             raise
     code = task_code(picture.state, picture.counts)
     if as_json:

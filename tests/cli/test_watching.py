@@ -12,6 +12,7 @@ import yaml
 from polarq.client import Client
 from polarq.contracts.node import NodeHealth
 from polarq.contracts.rollout import RolloutState
+from polarq.testing.redis import EmbeddedRedis
 from tests.cli.conftest import POLARQ, Cli, program
 from tests.cli.driving import advance, announce, claim, failed, finish, record, task, when_submitted
 from tests.cli.terminals import Terminal
@@ -194,3 +195,30 @@ def test_show_of_a_rollout_tells_the_evidence_of_its_reward_and_the_harness_step
     assert "1 calls, 1 traces, 3 sampled tokens, 3 trainable" in out
     assert "Do it." not in out
     assert "Do it." in cli("show", "t.0", "--trajectory").out
+
+
+def test_a_redis_that_goes_away_after_the_task_was_recorded_is_3_and_the_line_says_how_to_go_on(
+    cli: Cli, task_file: Path, deployment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedRedis(appendonly=True) as server:
+        monkeypatch.setenv("POLARQ_REDIS_URL", server.url)
+        thread = when_submitted(deployment, "from-file", lambda _: server.kill())
+        ran = cli("submit", str(task_file))
+        thread.join()
+    assert ran.code == 3
+    assert "from-file" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_redis_that_goes_away_while_it_is_waited_for_is_3_and_the_task_goes_on(
+    task_file: Path, deployment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedRedis(appendonly=True) as server:
+        monkeypatch.setenv("POLARQ_REDIS_URL", server.url)
+        terminal = Terminal([*POLARQ, "submit", str(task_file), "-c", str(deployment)], columns=200)
+        terminal.read_until(b"2 queued")
+        server.kill()
+        drawn = terminal.end()
+    assert drawn.code == 3
+    assert "polarq show from-file" in drawn.text
+    assert "Traceback" not in drawn.text
