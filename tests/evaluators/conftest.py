@@ -1,0 +1,147 @@
+"""A bench for evaluators: a prepared sandbox, an agent that is a few shell commands, and the verdict on its work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polarq.contracts.rollout import HarnessReport, Reward
+from polarq.contracts.specs import EvaluatorSpec, RuntimeSpec
+from polarq.contracts.task import Task
+from polarq.contracts.trajectory import Trajectory
+from polarq_worker.evaluators.base import EvaluationContext, Evaluator
+from polarq_worker.evaluators.create import create_evaluator
+from polarq_worker.harnesses.base import sandbox_env
+from polarq_worker.runtimes.base import Runtime
+from polarq_worker.runtimes.local import LocalRuntime
+
+REPO = "/polar/session/repo"
+GIT = "git -c user.name=a -c user.email=a@b -c commit.gpgsign=false"
+CALC = "def add(a, b):\n    return a - b\n"
+TESTS = """\
+import pytest
+from calc import add
+
+def test_add():
+    assert add(1, 2) == 3
+
+@pytest.mark.parametrize("p", ["2 x 3", "two  blanks"])
+def test_p(p):
+    assert add(len(p), 0) == len(p)
+"""
+CHECK = """import sys
+sys.path.insert(0, ".")
+from calc import add
+print("PASSED" if add(1, 2) == 3 else "FAILED", "tests/test_calc.py::test_add")
+for p in ("2 x 3", "two  blanks"):
+    print("PASSED" if add(len(p), 0) == len(p) else "FAILED", f"tests/test_calc.py::test_p[{p}]")
+"""
+QUICK = {"test_command": "python tests/check.py"}
+"""The same tests without pytest, for what is not about pytest."""
+EXPECTED = {
+    "tests/test_calc.py::test_add": "PASSED",
+    "tests/test_calc.py::test_p[2 x 3]": "PASSED",
+    "tests/test_calc.py::test_p[two  blanks]": "PASSED",
+}
+FIX = "printf 'def add(a, b):\\n    return a + b\\n' > calc.py"
+FILES = {
+    "calc.py": CALC,
+    "tests/test_calc.py": TESTS,
+    "tests/check.py": CHECK,
+    ".gitignore": "ignored*\n__pycache__/\n",
+}
+
+
+class Bench:
+    """One rollout's sandboxes. `agent` and `verdict` may be called in any order, as often as wanted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, str | bytes] = dict(FILES)
+        self.recipe = f"{GIT} init -q && {GIT} add -A && {GIT} commit -q -m first"
+        self.eval_recipe: str | None = None
+        self.env: dict[str, str] = {}
+        self.runtimes: list[LocalRuntime] = []
+        self.evaluator: Evaluator | None = None
+        self._baseline: dict[str, Any] = {}
+
+    @property
+    def runtime(self) -> LocalRuntime:
+        return self.runtimes[0]
+
+    async def begin(
+        self, config: dict[str, Any] | None = None, *, fresh: bool = False, env: dict[str, str] | None = None
+    ) -> None:
+        """Prepares the sandbox and lets the evaluator look at it."""
+        whole = {
+            "repo_dir": REPO,
+            "test_command": "python -m pytest -p no:cacheprovider -q",
+            "expected_output_json": EXPECTED,
+            **(config or {}),
+        }
+        spec = EvaluatorSpec(strategy="test_on_output", config=whole, refresh_runtime=fresh, env=env or {})
+        self.evaluator = create_evaluator(spec, [])
+        runtime = await self._prepared(self.recipe)
+        baseline = await self.evaluator.baseline(runtime, self._env(runtime), 60)
+        self._baseline = json.loads(json.dumps(baseline))
+
+    async def agent(self, *commands: str) -> None:
+        for command in commands:
+            result = await self.runtime.exec(command, cwd=REPO, timeout_s=60)
+            assert result.ok, result
+
+    async def verdict(self, timeout_s: float = 120.0) -> Reward:
+        async def fresh() -> Runtime:
+            return await self._prepared(self.recipe if self.eval_recipe is None else self.eval_recipe)
+
+        assert self.evaluator is not None
+        context = EvaluationContext(
+            task=self._task(),
+            rollout_id="t1.0",
+            trajectory=Trajectory(builder="per_request"),
+            harness=HarnessReport(name="stub", ok=True),
+            runtime=self.runtime,
+            env=self._env(self.runtime),
+            timeout_s=timeout_s,
+            baseline=self._baseline,
+            fresh_runtime=fresh,
+        )
+        reward = await self.evaluator.evaluate(context)
+        assert len(reward.model_dump_json()) < 64 * 1024
+        return reward
+
+    async def _prepared(self, recipe: str) -> LocalRuntime:
+        root = self.folder / f"root{len(self.runtimes)}"
+        runtime = LocalRuntime(RuntimeSpec(backend="local", workdir=REPO), runtime_id=root.name, root=root)
+        self.runtimes.append(runtime)
+        await runtime.start()
+        for name, content in self.files.items():
+            await runtime.put_bytes(content.encode() if isinstance(content, str) else content, f"{REPO}/{name}")
+        result = await runtime.exec(recipe, timeout_s=60)
+        assert result.ok, result
+        return runtime
+
+    def _task(self) -> Task:
+        return Task.parse(
+            {
+                "task_id": "t1",
+                "instruction": "x",
+                "runtime": {"backend": "local", "env": self.env},
+                "agent": {"harness": "shell", "custom_shell": {"command": "true"}},
+            }
+        )
+
+    def _env(self, runtime: LocalRuntime) -> dict[str, str]:
+        return sandbox_env(self._task(), rollout_id="t1.0", layout=runtime.layout)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    for runtime in bench.runtimes:
+        await runtime.stop()

@@ -1,0 +1,120 @@
+"""Tells an agent's work from what it put around the tests.
+
+An honest agent writes a conftest.py, a pytest.ini or tests of its own to find its way; a dishonest one does it to
+change the verdict. Neither may take part in the grading, so, unless the task says `keep_agent_scaffolding`:
+
+- what steers a test runner (conftest.py, pytest.ini and the like, sitecustomize.py, a pytest.py in the root) is as it
+  was before the agent, and so is a setup.cfg, tox.ini or pyproject.toml whose pytest section the agent changed;
+- the test files that the expectation names, and what else was in their test folder, are as they were;
+- an `__init__.py` that the agent put beside a named test is left out: it changes how tests are imported;
+- tests of the agent's own stay in the tree, but pytest is told to pass them by.
+
+A named test file that the agent deleted makes its tests fail. One that was not there before is the agent's work.
+"""
+
+from __future__ import annotations
+
+import configparser
+import fnmatch
+import tomllib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from polarq_worker.evaluators.expectations import path_of
+from polarq_worker.evaluators.snapshot import Change
+
+ALWAYS_EXCLUDED = ("__pycache__", "*.pyc", "*.pyo", ".pytest_cache", ".mypy_cache", ".ruff_cache")
+RUNNER_FILES = frozenset(
+    {"conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "sitecustomize.py", "usercustomize.py"}
+)
+SHARED_CONFIGS = frozenset({"setup.cfg", "tox.ini", "pyproject.toml"})
+"""Files with a section for pytest among others."""
+TEST_FOLDERS = frozenset({"test", "tests", "testing", "t", "spec", "specs"})
+
+
+@dataclass(slots=True)
+class Sorted:
+    """An agent's changes by what becomes of them."""
+
+    work: list[Change] = field(default_factory=list)
+    """What is graded."""
+    left_out: list[Change] = field(default_factory=list)
+    """What is put back as it was (or never taken to the fresh sandbox)."""
+    removed_tests: list[str] = field(default_factory=list)
+    own_tests: list[str] = field(default_factory=list)
+    """Test files of the agent's among its work, which pytest passes by."""
+
+
+def excluded(path: str, patterns: Collection[str]) -> bool:
+    """Whether a pattern fits the path, a leading part of it, or one of its components."""
+    pure = PurePosixPath(path)
+    candidates = [*pure.parts, path, *(str(parent) for parent in pure.parents if str(parent) != ".")]
+    return any(fnmatch.fnmatchcase(candidate, pattern.rstrip("/")) for pattern in patterns for candidate in candidates)
+
+
+def sort_changes(
+    changes: Sequence[Change], expected: Collection[str], patterns: Collection[str], *, keep_scaffolding: bool
+) -> Sorted:
+    """Sorts all but the shared configuration files, whose contents decide (`changes_pytest_section`)."""
+    named = {path for path in map(path_of, expected) if path is not None}
+    folders = {folder for path in named if (folder := _test_folder(path))}
+    beside = {str(PurePosixPath(path).parent) for path in named}
+    result = Sorted()
+    for change in changes:
+        if excluded(change.path, [*ALWAYS_EXCLUDED, *patterns]):
+            continue
+        if keep_scaffolding:
+            result.work.append(change)
+        elif change.kind == "D" and change.path in named:
+            result.removed_tests.append(change.path)
+        elif _is_scaffolding(change, named, folders, beside):
+            result.left_out.append(change)
+        else:
+            result.work.append(change)
+            if change.kind == "A" and looks_like_tests(change.path) and change.path not in named:
+                result.own_tests.append(change.path)
+    return result
+
+
+def changes_pytest_section(name: str, before: str, after: str) -> bool:
+    """Whether a shared configuration file steers pytest otherwise than before; one that cannot be read does."""
+    try:
+        return bool(_pytest_section(name, before) != _pytest_section(name, after))
+    except (ValueError, configparser.Error):
+        return True
+
+
+def looks_like_tests(path: str) -> bool:
+    name = PurePosixPath(path).name
+    return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py") or name == "tests.py")
+
+
+def _is_scaffolding(change: Change, named: set[str], folders: set[str], beside: set[str]) -> bool:
+    path = PurePosixPath(change.path)
+    if path.name in RUNNER_FILES or change.path in {"pytest.py", "pytest/__init__.py", "_pytest/__init__.py"}:
+        return True
+    if change.kind == "A":
+        return path.name == "__init__.py" and str(path.parent) in beside
+    if change.path in named or any(str(parent) in folders for parent in path.parents):
+        return True
+    # Without a path in the expectation, nothing tells its tests from others: all keep their first version.
+    return not named and looks_like_tests(change.path)
+
+
+def _test_folder(path: str) -> str | None:
+    """The outermost folder on the way to a test file that is called like a folder of tests."""
+    parts = PurePosixPath(path).parts[:-1]
+    for index, part in enumerate(parts):
+        if part in TEST_FOLDERS:
+            return "/".join(parts[: index + 1])
+    return None
+
+
+def _pytest_section(name: str, text: str) -> Any:
+    if name == "pyproject.toml":
+        return tomllib.loads(text).get("tool", {}).get("pytest")
+    parser = configparser.RawConfigParser(strict=False)
+    parser.read_string(text)
+    return [(section, parser.items(section)) for section in ("tool:pytest", "pytest") if parser.has_section(section)]
