@@ -86,7 +86,7 @@ async def test_an_event_with_a_path_for_an_id_writes_nothing(
     redis_url: str, keys: Keys, tmp_path: Path, nothing_outside: Callable[[], list[Path]]
 ) -> None:
     async with running_shim(redis_url, keys, save_dir=tmp_path / "in") as shim:
-        ledger, evil = shim.client.ledger, "../../outside/x"
+        ledger, evil = shim.client.ledger, "../../../outside/x"
         await shim.submit(a_task("copied"))
         await shim.end("copied.0")
         keys = ledger.calls.keys
