@@ -95,24 +95,26 @@ class Bench:
             assert result.ok, result
 
     async def verdict(self, timeout_s: float = 120.0) -> Reward:
+        assert self.evaluator is not None
+        reward = await self.evaluator.evaluate(self.context(HarnessReport(name="stub", ok=True), timeout_s))
+        assert len(reward.model_dump_json()) < 64 * 1024
+        return reward
+
+    def context(self, harness: HarnessReport, timeout_s: float = 120.0) -> EvaluationContext:
         async def fresh() -> Runtime:
             return await self._prepared(self.recipe if self.eval_recipe is None else self.eval_recipe)
 
-        assert self.evaluator is not None
-        context = EvaluationContext(
+        return EvaluationContext(
             task=self._task(),
             rollout_id="t1.0",
             trajectory=Trajectory(builder="per_request"),
-            harness=HarnessReport(name="stub", ok=True),
+            harness=harness,
             runtime=self.runtime,
             env=self._env(self.runtime),
             timeout_s=timeout_s,
             baseline=self._baseline,
             fresh_runtime=fresh,
         )
-        reward = await self.evaluator.evaluate(context)
-        assert len(reward.model_dump_json()) < 64 * 1024
-        return reward
 
     async def _prepared(self, recipe: str) -> LocalRuntime:
         root = self.folder / f"root{len(self.runtimes)}"

@@ -1,0 +1,44 @@
+"""The harness's own end as reward, and what every evaluator's verdict is held to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from polarq.contracts.rollout import HarnessReport
+from polarq.contracts.specs import EvaluatorSpec
+from polarq.errors import EvaluatorFault, InvalidTask
+from polarq_worker.evaluators.base import MAX_REPORT_BYTES, EvaluationContext
+from polarq_worker.evaluators.create import create_evaluator
+from tests.evaluators.conftest import Bench
+
+SPEC = EvaluatorSpec(strategy="session_completed")
+
+
+@pytest.mark.parametrize(("ok", "outcome"), [(True, 1.0), (False, 0.0)])
+async def test_it_is_one_when_the_harness_ended_well(ok: bool, outcome: float, bench: Bench) -> None:
+    await bench.begin()
+    context: EvaluationContext = bench.context(HarnessReport(name="stub", ok=ok))
+    reward = await create_evaluator(SPEC, []).evaluate(context)
+    assert (reward.outcome, reward.evaluator) == (outcome, "session_completed")
+
+
+def test_it_takes_no_config() -> None:
+    with pytest.raises(InvalidTask, match="unknown key 'threshold'"):
+        create_evaluator(EvaluatorSpec(strategy="session_completed", config={"threshold": 1}), [])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_no_reward(value: float) -> None:
+    with pytest.raises(EvaluatorFault, match="no reward"):
+        create_evaluator(SPEC, []).verdict(value, {})
+
+
+def test_a_large_report_loses_its_largest_entries_and_says_which() -> None:
+    report: dict[str, Any] = {"small": 1, "huge": "x" * 200_000, "large": ["y"] * 20_000}
+    reward = create_evaluator(SPEC, []).verdict(1, report)
+    assert reward.report["small"] == 1
+    assert reward.report["left_out_of_report"] == ["huge", "large"]
+    assert len(reward.model_dump_json()) < MAX_REPORT_BYTES
