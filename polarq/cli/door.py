@@ -155,11 +155,7 @@ class RedisDoor:
         while True:
             picture = self.picture(task_id)
             if picture.state.terminal:
-                # Its last events may be a moment behind the record.
-                while more := self.client.ledger.wait_events(last, 0.001):
-                    last = more[-1].event_id
-                    events += _of_task(more, task_id)
-                yield Update(picture, events)
+                yield Update(picture, [*events, *self._rest(task_id, last)])
                 return
             yield Update(picture, events)
             events, last = self._next(task_id, last, time_left(deadline, picture))
@@ -185,14 +181,20 @@ class RedisDoor:
             last = after or ledger.do(ledger.calls.last_event_id())
         else:
             last = after or self._beginning(task_id)
-        while True:
-            over = task_id is not None and self.client.record(task_id).state.terminal
-            events = ledger.wait_events(last, 0.001 if over else WAIT_STEP_S)
+        while task_id is None or not self.client.head(task_id).state.terminal:
+            events = ledger.wait_events(last, WAIT_STEP_S)
             if events:
                 last = events[-1].event_id
                 yield from events if task_id is None else _of_task(events, task_id)
-            elif over:
-                return
+        yield from self._rest(task_id, last)
+
+    def _rest(self, task_id: str, last: str) -> Iterator[Event]:
+        """What is still to be read of a task that has ended: up to the newest event there is now."""
+        ledger = self.client.ledger
+        end = _position(ledger.do(ledger.calls.last_event_id()))
+        while _position(last) < end and (events := ledger.wait_events(last, 0.001)):
+            last = events[-1].event_id
+            yield from _of_task(events, task_id)
 
     def __enter__(self) -> Self:
         return self
@@ -203,6 +205,12 @@ class RedisDoor:
 
 def _of_task(events: Sequence[Event], task_id: str) -> list[Event]:
     return [event for event in events if event.data.get("task_id") == task_id]
+
+
+def _position(event_id: str) -> tuple[int, int]:
+    """Event ids in their order: milliseconds, then a number within them."""
+    moment, _, number = event_id.partition("-")
+    return int(moment), int(number or 0)
 
 
 def time_left(deadline: float | None, picture: Picture) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
@@ -10,6 +11,8 @@ INTERRUPTED = 130
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code. Bad usage is one line on stderr."""
+    if sys.stdout is None:  # started with its output closed
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - as long as the program
     try:
         return _parsed(arguments)
     except KeyboardInterrupt:

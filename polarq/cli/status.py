@@ -55,6 +55,7 @@ def status(
     screen = Screen()
     screen.say(shown(where))
     print_nodes(screen, records)
+    screen.say("")
     if tasks:
         print_table(screen, COLUMNS, [_cells(task) for task in tasks])
     else:

@@ -61,6 +61,7 @@ def submit(
     if as_json:
         print_json(picture.json() | {"exit_code": int(code)})
         return code
+    screen.say("")
     print_rollouts(screen, picture.rows)
     screen.say(counts_text(picture.counts))
     return code

@@ -39,13 +39,20 @@ class Ran:
 Cli = Callable[..., Ran]
 
 
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what a person's or CI's environment says about polarq and about the terminal."""
+    for name in [name for name in os.environ if name.startswith("POLARQ_")]:
+        monkeypatch.delenv(name)
+    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def deployment(tmp_path: Path, keys: Keys, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A topology of this test alone, in the environment: every command reads it."""
     path = tmp_path / "topology.yaml"
     path.write_text(yaml.safe_dump({"redis": {"prefix": keys.prefix}}), encoding="utf-8")
-    for name in [name for name in os.environ if name.startswith("POLARQ_")]:
-        monkeypatch.delenv(name)
+    clean_environment(monkeypatch)
     monkeypatch.setenv("POLARQ_TOPOLOGY", str(path))
     monkeypatch.setenv("POLARQ_REDIS_URL", redis_url)
     monkeypatch.setenv("POLARQ_STATE_DIR", str(tmp_path / "state"))

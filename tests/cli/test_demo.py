@@ -17,7 +17,7 @@ import redis
 
 from polarq.contracts.rollout import RolloutResult
 from polarq.testing.redis import EmbeddedRedis
-from tests.cli.conftest import POLARQ, program
+from tests.cli.conftest import POLARQ, clean_environment, program
 from tests.cli.terminals import Terminal
 
 pytestmark = pytest.mark.slow
@@ -26,8 +26,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The demo's folder. Whatever has it in its environment or on its command line was started by the demo."""
-    for name in [name for name in os.environ if name.startswith("POLARQ_")]:
-        monkeypatch.delenv(name)
+    clean_environment(monkeypatch)
     folder = tmp_path / "state"
     yield folder
     assert running(folder) == {}

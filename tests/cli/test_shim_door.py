@@ -17,7 +17,7 @@ import yaml
 from polarq.client import Client
 from polarq.contracts.rollout import RolloutState
 from polarq.testing.redis import EmbeddedRedis
-from tests.cli.conftest import POLARQ, Cli
+from tests.cli.conftest import POLARQ, Cli, clean_environment
 from tests.cli.driving import advance, announce, claim, failed, finish, record, task, when_submitted
 
 
@@ -31,6 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, redis_server: EmbeddedRedis)
 
 @pytest.fixture
 def deployment(place: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    clean_environment(monkeypatch)
     for name, value in place.items():
         monkeypatch.setenv(name, value)
     return Path(place["POLARQ_TOPOLOGY"])

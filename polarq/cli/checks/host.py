@@ -38,7 +38,7 @@ def check_runtimes(deployment: Deployment) -> Iterator[Finding]:
     if missing:
         yield fail("runtime local", f"{' and '.join(missing)} is missing", f"install {' '.join(missing)}")
     else:
-        walls = "bwrap is there" if shutil.which("bwrap") else "bwrap is not, so sandboxes share this machine's files"
+        walls = "bwrap is there" if shutil.which("bwrap") else "bwrap is missing: sandboxes share this machine's files"
         yield ok("runtime local", f"works (bash, git); {walls}")
     wanted = {
         node.default_runtime.backend for node in deployment.topology.gateway.nodes if node.default_runtime is not None
