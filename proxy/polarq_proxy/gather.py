@@ -28,7 +28,10 @@ class Gatherer:
             answer.model = piece.model
         self.done = self.done or piece.done
         for change in piece.choices:
-            self._choices.setdefault(change.index, _Growing(change.index)).add(change)
+            growing = self._choices.get(change.index)
+            if growing is None:
+                growing = self._choices[change.index] = _Growing(change.index)
+            growing.add(change)
 
     @property
     def began(self) -> bool:

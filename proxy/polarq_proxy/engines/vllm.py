@@ -159,6 +159,8 @@ def _from_engine(message: Any) -> dict[str, Any]:
     """An assistant message or a part of one: thinking under polarq's name, nothing that is null but content."""
     if not isinstance(message, dict):
         return {}
+    if "reasoning" not in message and None not in message.values():
+        return message  # as most events of a stream are
     changed = {key: value for key, value in message.items() if value is not None or key == "content"}
     if "reasoning" in changed:
         changed.setdefault("reasoning_content", changed.pop("reasoning"))
