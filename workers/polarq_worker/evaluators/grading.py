@@ -15,7 +15,6 @@ from polarq_worker.evaluators.expectations import Comparison, compare, path_of
 from polarq_worker.evaluators.patches import NoPatch, Patch, apply_patch
 from polarq_worker.evaluators.scaffolding import SHARED_CONFIGS, Sorted, changes_pytest_section, sort_changes
 from polarq_worker.evaluators.snapshot import Baseline, Change, PatchTooLarge, RepositoryLost, Snapshot
-from polarq_worker.evaluators.statuses import Statuses
 from polarq_worker.evaluators.test_command import TestRun, run_tests
 from polarq_worker.runtimes.base import Runtime
 
@@ -23,6 +22,10 @@ LISTED = 50
 """Most entries of a list or map in the report; the counts beside them are whole."""
 SHARE_OF_BUDGET = 0.9
 """What of the evaluation's budget the tests may use when `test_timeout` is longer."""
+
+
+NOT_RUN = {126, 127}
+"""What a shell answers when the command cannot be run or is not there: no test file can be the reason."""
 
 
 class Verdict(Exception):
@@ -80,7 +83,7 @@ class Grading:
             return 1.0
         self._blame_the_system(run)
         if comparison.missing and not comparison.otherwise:
-            await self._blame_the_tree(runtime, comparison, run.statuses, found, patch)
+            await self._blame_the_tree(runtime, comparison, run, found, patch)
         return 0.0
 
     def _nothing_done(self) -> Verdict:
@@ -254,7 +257,7 @@ class Grading:
             )
 
     async def _blame_the_tree(
-        self, runtime: Runtime, comparison: Comparison, seen: Statuses, found: Sorted, patch: Patch | None
+        self, runtime: Runtime, comparison: Comparison, run: TestRun, found: Sorted, patch: Patch | None
     ) -> None:
         """Missing tests are the agent's doing if they are there without its work, else the environment's.
 
@@ -263,12 +266,13 @@ class Grading:
         """
         if self.report["test_timeout"]:
             return
-        broken = {path for path in map(_file_of, seen) if path}
+        broken = {path for path in map(_file_of, run.statuses) if path}
         unexplained = [test_id for test_id in comparison.missing if path_of(test_id) not in broken]
         await self._undo(runtime, found, patch)
         paths = sorted({path for path in map(path_of, unexplained) if path is not None})
-        there = set(await self._existing(runtime, paths))
-        unexplained = [test_id for test_id in unexplained if path_of(test_id) in there or path_of(test_id) is None]
+        if run.statuses or run.result.exit_code not in NOT_RUN:
+            there = set(await self._existing(runtime, paths))
+            unexplained = [test_id for test_id in unexplained if path_of(test_id) in there or path_of(test_id) is None]
         if not unexplained:
             return
         before = dict(self.report)
