@@ -12,7 +12,9 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,7 +160,7 @@ class EmbeddedRedis:
         log = data_dir / "server.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [str(binary.path), "-"],
+                [*_ends_with_us(), str(binary.path), "-"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -231,6 +233,20 @@ class EmbeddedRedis:
         else:
             process.kill()
         process.wait()
+
+
+def _ends_with_us() -> list[str]:
+    """What to put before a command so that it is ended when this process is killed and cannot do it itself.
+
+    Linux ends the child with the thread that started it, so only what the main thread starts is tied to it.
+    """
+    if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
+        return []
+    code = (
+        "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "  # PR_SET_PDEATHSIG, SIGTERM
+        f"os.getppid() == {os.getpid()} and os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    return [sys.executable, "-S", "-c", code]
 
 
 def _free_port() -> int:

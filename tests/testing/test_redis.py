@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -95,4 +99,29 @@ def test_the_environment_wins_over_starting_one(redis_url: str) -> None:
         assert url == redis_url
     with redis_server(Settings.from_env({})) as own, redis.Redis.from_url(own) as client:
         assert own != redis_url
+        assert client.ping()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
+def test_a_killed_owner_takes_its_server_with_it() -> None:
+    code = (
+        "from polarq.testing.redis import EmbeddedRedis; s = EmbeddedRedis().start(); print(s.pid, flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        watched = os.pidfd_open(pid)
+        try:
+            owner.kill()
+            assert select.select([watched], [], [], 30)[0], "the server outlived its owner"
+        finally:
+            os.close(watched)
+
+
+def test_a_server_that_another_thread_started_outlives_that_thread() -> None:
+    server = EmbeddedRedis()
+    starter = threading.Thread(target=server.start)
+    starter.start()
+    starter.join()
+    with server, redis.Redis.from_url(server.url) as client:
         assert client.ping()
