@@ -244,7 +244,8 @@ class SecuritySection(Contract):
         ["*"], description="Host folders from which a task may upload into its sandbox; * for any."
     )
     callback_hosts: list[str] = Field(
-        ["127.0.0.1", "localhost", "::1"], description="Hosts that callback_url may name."
+        ["127.0.0.1", "localhost", "::1"],
+        description="Hosts that callback_url may name: host (ports 80, 443; on loopback any), host:port, or host:*.",
     )
 
 
