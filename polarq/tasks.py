@@ -1,4 +1,4 @@
-"""The two Celery tasks, by name. No worker code is imported here: the worker lends its engine to the app.
+"""The Celery tasks, by name. No worker code is imported here: the worker lends its engine to the app.
 
 `submit_rollout.delay(task)` validates, records and rings in the caller's process, so that a bad task raises where it
 was written. A client that knows only the name may instead send `polarq.submit_rollout` to the queue `polarq`; then a
@@ -7,7 +7,7 @@ worker does the same for it, and the Celery result becomes ready when the task's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from celery import Task as CeleryTask
@@ -15,7 +15,7 @@ from celery.exceptions import Ignore
 from celery.result import AsyncResult
 
 from polarq.celery import app
-from polarq.client.client import RUN_ROLLOUT, SUBMIT_ROLLOUT, Client, TaskSource
+from polarq.client.client import FINISH_TASK, RUN_ROLLOUT, SUBMIT_ROLLOUT, Client, TaskSource
 from polarq.client.results import Trajectories
 from polarq.client.states import PROGRESS, STARTED, publish_state
 from polarq.contracts.rollout import TaskResult
@@ -156,6 +156,19 @@ class RunRollout(CeleryTask):  # type: ignore[type-arg]
         return summary
 
 
+class FinishTask(CeleryTask):  # type: ignore[type-arg]
+    """Tells the Celery results and the callback of a task that has ended, or how far it is. Harmless to repeat."""
+
+    name = FINISH_TASK
+    ignore_result = True
+
+    def run(self, task_id: str) -> None:
+        finisher: Callable[[str], None] | None = getattr(self.app, "task_finisher", None)
+        if finisher is None:
+            raise RuntimeError("finish_task runs inside `celery -A polarq worker` only")
+        finisher(task_id)
+
+
 def _only_argument(args: tuple[Any, ...] | list[Any], kwargs: Mapping[str, Any]) -> TaskSource:
     values = [*args, *kwargs.values()]
     if len(values) != 1 or (kwargs and next(iter(kwargs)) != "task"):
@@ -166,3 +179,4 @@ def _only_argument(args: tuple[Any, ...] | list[Any], kwargs: Mapping[str, Any])
 
 submit_rollout = app.register_task(SubmitRollout())
 run_rollout = app.register_task(RunRollout())
+finish_task = app.register_task(FinishTask())

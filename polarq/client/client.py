@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -15,21 +16,24 @@ from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult, TaskResult
 from polarq.contracts.task import Task
-from polarq.errors import NodeNotFound, ResultTimeout, TaskNotFound
-from polarq.ledger import AsyncLedger, Cancelled, Ledger, Submitted, TaskHead, TaskRecord, calls_for
+from polarq.errors import LedgerUnavailable, NodeNotFound, ResultTimeout, TaskNotFound
+from polarq.ledger import AsyncLedger, Cancelled, Ledger, Submitted, TaskHead, TaskRecord, calls_for, without_password
 from polarq.settings import Settings
 from polarq.store.payloads import get_payload
-from polarq.topology import Topology, load_topology, redis_url
+from polarq.topology import Topology, broker_url, load_topology, redis_url
 
 if TYPE_CHECKING:
     from celery import Celery
 
 T = TypeVar("T")
 
+log = logging.getLogger("polarq.client")
+
 TaskSource = Task | Mapping[str, Any] | str | os.PathLike[str]
 
 RUN_ROLLOUT = "polarq.run_rollout"
 SUBMIT_ROLLOUT = "polarq.submit_rollout"
+FINISH_TASK = "polarq.finish_task"
 SUBMIT_QUEUE = "polarq"
 """The queue every worker also takes: where a client that knows only the task's name submits."""
 
@@ -62,23 +66,40 @@ class _Deployment:
 
     def ring(self, task: Task, queues: Mapping[int, str]) -> None:
         """Publishes one doorbell per rollout (index -> queue). A lost one is rung again by whoever finds it waiting."""
-        priority = celery_priority(task.dispatch_priority)
-        with self.app.producer_or_acquire() as producer:
-            for index, queue in queues.items():
-                self.app.send_task(
-                    RUN_ROLLOUT,
-                    args=[task.rollout_id(index), 0],
-                    queue=queue,
-                    priority=priority,
-                    shadow=f"rollout.{task.agent.harness or 'custom'}",
-                    producer=producer,
-                )
+        from kombu.exceptions import OperationalError
 
-    def revoke(self, cancelled: Cancelled) -> None:
-        """Speeds a cancel up: tells the workers at once instead of with their next heartbeat."""
+        priority = celery_priority(task.dispatch_priority)
+        try:
+            with self.app.producer_or_acquire() as producer:
+                for index, queue in queues.items():
+                    self.app.send_task(
+                        RUN_ROLLOUT,
+                        args=[task.rollout_id(index), 0],
+                        queue=queue,
+                        priority=priority,
+                        shadow=f"rollout.{task.agent.harness or 'custom'}",
+                        producer=producer,
+                    )
+        except OperationalError as exc:
+            where = without_password(broker_url(self.topology, self.settings))
+            raise LedgerUnavailable(
+                f"task '{task.task_id}' is recorded, but not all of it is queued: the broker at {where} does not "
+                f"answer ({exc}); submit it again"
+            ) from exc
+
+    def spread_word(self, task_id: str, cancelled: Cancelled) -> None:
+        """After a cancel: speeds it up for what runs, and where nothing runs any more has a worker tell of the end."""
+        from kombu.exceptions import OperationalError
+
         job_ids = [rollout.job_id for rollout in cancelled.active if rollout.job_id]
-        if job_ids:
-            self.app.control.revoke(job_ids, terminate=True)
+        try:
+            if job_ids:
+                self.app.control.revoke(job_ids, terminate=True)
+            if cancelled.known and not cancelled.already_over and not cancelled.active:
+                # Whoever commits a task's last rollout tells its Celery results and callback. Nobody committed here.
+                self.app.send_task(FINISH_TASK, args=[task_id], queue=SUBMIT_QUEUE)
+        except OperationalError as exc:
+            log.warning("task %s is cancelled in the ledger; its workers could not be told at once: %s", task_id, exc)
 
 
 def _waiting(record: TaskRecord, queues: list[str]) -> dict[int, str]:
@@ -197,7 +218,7 @@ class Client(_Deployment):
         done = self.ledger.do(call)
         if not done.known and not done.registered:
             raise TaskNotFound(f"no task '{task_id}' in the ledger")
-        self.revoke(done)
+        self.spread_word(record_id, done)
         return done
 
     def _target(self, any_id: str) -> tuple[str, int | None]:
@@ -314,7 +335,7 @@ class AsyncClient(_Deployment):
         done = await self.ledger.do(call)
         if not done.known and not done.registered:
             raise TaskNotFound(f"no task '{task_id}' in the ledger")
-        await asyncio.to_thread(self.revoke, done)
+        await asyncio.to_thread(self.spread_word, record_id, done)
         return done
 
     async def _target(self, any_id: str) -> tuple[str, int | None]:

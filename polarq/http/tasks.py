@@ -6,7 +6,6 @@ import asyncio
 import logging
 
 from aiohttp import web
-from kombu.exceptions import OperationalError
 
 from polarq.callback.outbox import attempts
 from polarq.client.results import Trajectories
@@ -160,10 +159,7 @@ async def _cancel(shim: Shim, task_id: str, index: int | None, tombstone_s: int)
     done = await client.ledger.do(client.ledger.calls.cancel(task_id, index, tombstone_s))
     if not done.known and not done.registered:
         raise TaskNotFound(f"no task '{task_id}' in the ledger")
-    try:
-        await asyncio.to_thread(client.revoke, done)
-    except OperationalError as exc:
-        log.warning("task %s is cancelled in the ledger, but its workers could not be told at once: %s", task_id, exc)
+    await asyncio.to_thread(client.spread_word, task_id, done)
     return done
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from polarq.celery import make_app
 from polarq.contracts import Boundary, RolloutState, TaskState
 from polarq.testing.stack import LocalStack
 from tests.worker.conftest import ask, commands_with, shell_task, wait_until
@@ -66,6 +67,29 @@ def test_a_draining_node_takes_nothing_new_and_goes_on_afterwards(stack: LocalSt
     stack.client.drain("node0", on=False)
     result = stack.client.wait("control-drain", 60)
     assert result.counts.completed == 1, result.results[0].outcome
+
+
+def test_a_task_cancelled_while_it_waits_still_answers_the_celery_client_that_sent_it(stack: LocalStack) -> None:
+    app = make_app(stack.topology, stack.settings)
+    task = shell_task("control-waits", ask(1), placement={"policy": "pinned", "node_id": "node0"})
+    pending = app.send_task("polarq.submit_rollout", [{**task, "num_samples": 30}], queue="polarq")
+    wait_until(lambda: stack.client.ledger.do(stack.client.ledger.calls.head("control-waits")) is not None)
+    stack.client.cancel("control-waits")
+    value = pending.get(timeout=60)
+    assert (value["state"], value["counts"]["total"]) == ("cancelled", 30)
+
+
+def test_cancelling_what_nobody_has_started_tells_of_the_end_too(stack: LocalStack) -> None:
+    stack.client.drain("node0")
+    wait_until(lambda: stack.client.nodes()[0].draining)
+    last = stack.client.ledger.do(stack.client.ledger.calls.last_event_id())
+    task = shell_task("control-idle", ask(1), placement={"policy": "pinned", "node_id": "node0"})
+    stack.client.submit(task, celery_id="celery-idle")
+    stack.client.cancel("control-idle")
+    stack.client.drain("node0", on=False)
+    app = make_app(stack.topology, stack.settings)
+    assert app.AsyncResult("celery-idle").get(timeout=60)["state"] == "cancelled"
+    assert stack.client.ledger.do(stack.client.ledger.calls.last_event_id()) != last
 
 
 @pytest.fixture

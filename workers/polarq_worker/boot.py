@@ -70,6 +70,7 @@ class NodeStep(bootsteps.StartStopStep):
         if getattr(worker, "hub", None) is not None:
             pool.wake_with(lambda: worker.hub.call_soon(lambda: None))
         worker.app.rollout_runner = service.run_job
+        worker.app.task_finisher = service.finish_task
         pool.on_give_back = service.leaving
 
     def stop(self, worker: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ log = logging.getLogger("polarq.worker.engine")
 T = TypeVar("T")
 
 _RETRY_CAP_S = 5.0
+_CANCEL_AGAIN_S = 0.5
 
 
 class Stop(StrEnum):
@@ -35,19 +36,27 @@ class Stop(StrEnum):
     """This worker is leaving: give it back to the queue, uncounted."""
 
 
-@dataclass(slots=True)
 class Held:
-    """A rollout this worker has claimed."""
+    """A rollout this worker has claimed, and its walk."""
 
-    claim: Claim
-    walk: asyncio.Task[RolloutResult]
-    stopped: Stop | None = None
+    def __init__(self, claim: Claim, walk: Walk) -> None:
+        self.claim = claim
+        self.stopped: Stop | None = None
+        self._walk = walk
+        self.task = asyncio.create_task(walk.run(), name=f"rollout {claim.rollout_id}")
 
     def stop(self, why: Stop) -> None:
         """Stops it once; a second reason changes nothing."""
         if self.stopped is None:
             self.stopped = why
-            self.walk.cancel()
+            self._cancel()
+
+    def _cancel(self) -> None:
+        # Again until it is heard: on Python 3.11 `asyncio.wait_for`, which redis-py sends through, loses a cancellation
+        # that comes in the moment its work ends.
+        if not self.task.done() and not self._walk.ending:
+            self.task.cancel()
+            asyncio.get_running_loop().call_later(_CANCEL_AGAIN_S, self._cancel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,6 @@ class Ended:
     task_id: str
     finished: bool
     """It was the last one of its task."""
-    callback: bool
 
 
 class Engine:
@@ -84,17 +92,23 @@ class Engine:
         """
         services = self.services
         calls = services.ledger.calls
-        claim = await self.insist(calls.claim(rollout_id, services.node.id, services.topology.gateway.lease_s, job_id))
+        lease_s = services.topology.gateway.lease_s
+        call = calls.claim(rollout_id, services.node.id, lease_s, job_id)
+        claim, unwanted = await to_its_end(self.insist(call))
         if isinstance(claim, Refused):
             log.info("rollout %s: nothing to do (%s %s)", rollout_id, claim.reason, claim.detail)
             return None
-        walk = Walk(claim, services)
-        held = Held(claim, asyncio.create_task(walk.run(), name=f"rollout {rollout_id}"))
+        held = Held(claim, Walk(claim, services))
         self.held[rollout_id] = held
         self.idle.clear()
+        if unwanted:
+            held.stop(Stop.RELEASE if self.stopping else Stop.CANCEL)
         try:
             result = await self._walked(held)
-            return None if result is None else await self._commit(claim, result)
+            if result is None:
+                return None
+            # An end is committed, whoever wants this job gone now.
+            return (await to_its_end(self._commit(claim, result)))[0]
         finally:
             self.held.pop(rollout_id, None)
             if not self.held:
@@ -105,11 +119,11 @@ class Engine:
         claim = held.claim
         while True:
             try:
-                result = await asyncio.shield(held.walk)
+                result = await asyncio.shield(held.task)
                 break
             except asyncio.CancelledError:
                 # Either this job was cancelled (revoke, cold stop), or the walk was, which it turns into a result.
-                if held.walk.done() and held.walk.cancelled():
+                if held.task.done() and held.task.cancelled():
                     result = _never_began(claim)
                     break
                 held.stop(Stop.RELEASE if self.stopping else Stop.CANCEL)
@@ -120,12 +134,15 @@ class Engine:
             log.warning("rollout %s: its lease went to another worker; this attempt is discarded", claim.rollout_id)
             return None
         if held.stopped is Stop.RELEASE and result.outcome.state is RolloutState.CANCELLED:
-            calls = self.services.ledger.calls
-            await self.insist(calls.release(claim.rollout_id, claim.token, counted=False, reason="worker stopping"))
-            await self.services.ring(claim.task, claim.rollout_id)
+            await to_its_end(self._give_back(claim))
             log.info("rollout %s: given back to the queue", claim.rollout_id)
             return None
         return result
+
+    async def _give_back(self, claim: Claim) -> None:
+        calls = self.services.ledger.calls
+        await self.insist(calls.release(claim.rollout_id, claim.token, counted=False, reason="worker stopping"))
+        await self.services.ring(claim.task, claim.rollout_id)
 
     async def _commit(self, claim: Claim, result: RolloutResult) -> Ended | None:
         """Payload first, then the compare-and-set; each until the ledger answers."""
@@ -151,7 +168,6 @@ class Engine:
             rollout_id=claim.rollout_id,
             task_id=claim.task.task_id,
             finished=done.finished,
-            callback=claim.task.callback_url is not None,
         )
 
     async def insist(self, call: Call[T]) -> T:
@@ -161,6 +177,19 @@ class Engine:
     def stop_all(self, why: Stop) -> None:
         for held in list(self.held.values()):
             held.stop(why)
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
+    """The result of `work`, which no cancellation of the caller interrupts, and whether there was one."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while True:
+        try:
+            return await asyncio.shield(task), cancelled
+        except asyncio.CancelledError:
+            if task.done():
+                return task.result(), True
+            cancelled = True
 
 
 async def insist(step: Callable[[], Awaitable[T]]) -> T:

@@ -23,7 +23,7 @@ from polarq.ledger import AsyncLedger, calls_for, without_password
 from polarq.ledger.server import server_facts
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, redis_url
-from polarq_worker.engine import Ended, Engine, Stop, as_job_result
+from polarq_worker.engine import Engine, Stop, as_job_result
 from polarq_worker.proxy_process import ProxyProcess
 from polarq_worker.services import Services
 from polarq_worker.slots import Slots
@@ -174,17 +174,17 @@ class NodeService:
         ended = self.pool.run(self.engine.run(rollout_id, job_id))
         if ended is None:
             return None
-        self._tell(ended)
+        self.finish_task(ended.task_id)
         return as_job_result(ended)
 
-    def _tell(self, ended: Ended) -> None:
+    def finish_task(self, task_id: str) -> None:
         """Celery's result and the callback follow the ledger; that they fail costs nobody a rollout."""
         try:
-            publish_state(self.app, self.client, ended.task_id)
+            publish_state(self.app, self.client, task_id)
         except Exception:
-            log.exception("task %s: its Celery result could not be written; the ledger has it", ended.task_id)
-        if ended.finished and ended.callback:
-            self.pool.loop.call_soon_threadsafe(self._start_callback, ended.task_id)
+            log.exception("task %s: its Celery result could not be written; the ledger has it", task_id)
+        # Does nothing unless the task has ended, has an address, and nobody else delivers.
+        self.pool.loop.call_soon_threadsafe(self._start_callback, task_id)
 
     def _start_callback(self, task_id: str) -> None:
         delivery = asyncio.create_task(self._call_back(task_id), name=f"callback {task_id}")

@@ -85,6 +85,8 @@ class Walk:
             state=RolloutState.CANCELLED, boundary=Boundary.CONTROL, reason="cancelled", message="cancelled on request"
         )
         """What a cancellation of `run` means; the engine sets it before it cancels."""
+        self.ending = False
+        """The stages are over, by themselves or stopped; what follows must not be interrupted."""
         self._began = time.monotonic()
 
     @property
@@ -100,6 +102,7 @@ class Walk:
         except (asyncio.CancelledError, CancelRequested):
             outcome = self.stopped_by
         except LeaseLost:
+            self.ending = True
             await self._teardown()
             raise
         except PolarqError as exc:
@@ -110,6 +113,7 @@ class Walk:
             outcome = Outcome(
                 state=RolloutState.FAILED, boundary=Boundary.NODE, reason="internal_error", message=message
             )
+        self.ending = True
         outcome = await self._keep_what_was_sampled(outcome)
         await self._teardown()
         return self._result(outcome)

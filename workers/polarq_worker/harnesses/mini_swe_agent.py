@@ -115,7 +115,7 @@ class MiniSweAgentHarness(Harness):
             "MSWEA_COST_TRACKING": "ignore_errors",
             "MSWEA_GLOBAL_CONFIG_DIR": f"{context.layout.session_dir}/{SCRATCH_DIR}/mini-swe-agent",
             "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self._settings.model_retry_attempts),
-            # A plain traceback ends with the error in one line, and takes milliseconds where a framed one takes seconds.
+            # A plain traceback ends with the error in one line, and takes milliseconds where a framed one takes longer.
             "TYPER_STANDARD_TRACEBACK": "1",
             # Else every start asks the network for a price list, for up to 15 s where there is none.
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
