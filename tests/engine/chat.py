@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,14 @@ class Answer:
 def says(text: str, **more: Any) -> dict[str, Any]:
     """A chat request with one user message."""
     return {"messages": [{"role": "user", "content": text}], **more}
+
+
+def a_word_in(text: str) -> str:
+    """Three letters from the second half of `text`, to stop at: no half characters, no blanks that parsers strip."""
+    found = re.search(r"[A-Za-z]{3}", text[len(text) // 2 :])
+    if found is None:
+        raise ValueError(f"no word in {text!r}")
+    return found[0]
 
 
 def forced_tool_call(**more: Any) -> dict[str, Any]:

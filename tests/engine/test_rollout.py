@@ -161,7 +161,7 @@ def test_the_trajectories_hold_every_token_that_the_server_sampled_and_no_other(
 def test_the_unmodified_mini_swe_agent_runs_on_the_real_server(
     stack: EngineStack, reference: ReferenceModel, note: Note
 ) -> None:
-    """It gets nonsense for answers, says so to the model, and goes on until its step limit."""
+    """It gets nonsense for answers, says so to the model, and goes on until it reaches a limit of its own."""
     settings = {"step_limit": 4, "model_kwargs": {"max_tokens": 96, "temperature": 1.0}}
     agent = {"harness": "mini_swe_agent", "settings": settings}
     result = run(stack, calculator_task("engine-mini", agent, num_samples=1))

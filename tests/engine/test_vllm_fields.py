@@ -14,7 +14,7 @@ import pytest
 
 from polarq.testing.inference import load_tokenizer
 
-from .chat import ASK_FOR_TOKENS, TOOL_CALL_TEXT, Answer, ask, forced_tool_call, says
+from .chat import ASK_FOR_TOKENS, TOOL_CALL_TEXT, Answer, a_word_in, ask, forced_tool_call, says
 from .conftest import Note
 from .reference import TOLERANCE, ReferenceModel, largest_difference
 from .vllm_server import MAX_MODEL_LEN, VllmServer
@@ -33,7 +33,9 @@ async def ask_vllm(engine: VllmServer, body: dict[str, Any], streamed: bool = Fa
 
 @both_ways
 async def test_counts_of_ids_log_probabilities_and_usage_agree(engine: VllmServer, streamed: bool) -> None:
-    answer = await ask_vllm(engine, says("Fix the parser.", max_tokens=48, temperature=1.0, seed=1), streamed)
+    answer = await ask_vllm(
+        engine, says("Fix the parser.", max_tokens=48, temperature=1.0, seed=1, ignore_eos=True), streamed
+    )
     assert len(answer.sampled_ids) == len(answer.logprobs) == answer.usage["completion_tokens"] == 48
     assert len(answer.prompt_ids) == answer.usage["prompt_tokens"] > 0
     assert answer.finish_reason == "length"
@@ -177,7 +179,7 @@ async def test_log_probabilities_under_a_grammar_are_those_of_the_allowed_ids_on
 async def test_a_stop_string_is_cut_from_the_text_and_kept_in_the_ids(engine: VllmServer) -> None:
     body = says("Look at the code first.", max_tokens=64, temperature=0.0)
     whole = await ask_vllm(engine, body)
-    middle = whole.text[len(whole.text) // 2 :][:4]
+    middle = a_word_in(whole.text)
     stopped = await ask_vllm(engine, {**body, "stop": [middle]})
     assert stopped.finish_reason == "stop"
     assert stopped.stop_reason == middle
@@ -194,14 +196,14 @@ async def test_nothing_about_tokens_comes_unless_asked_for(engine: VllmServer, s
 
 async def test_an_unknown_field_is_ignored_without_a_word(engine: VllmServer) -> None:
     """So an older server answers 200 without ids, and presence must be checked."""
-    answer = await ask_vllm(engine, says("Hello.", max_tokens=4, return_tokens_of_the_future=True))
+    answer = await ask_vllm(engine, says("Hello.", max_tokens=4, return_tokens_of_the_future=True, ignore_eos=True))
     assert len(answer.sampled_ids) == 4
 
 
 @both_ways
 async def test_leaving_the_reasoning_out_takes_the_ids_away(engine: VllmServer, streamed: bool) -> None:
     """So `include_reasoning: false` must never reach the engine."""
-    answer = await ask_vllm(engine, says("Hello.", max_tokens=8, include_reasoning=False), streamed)
+    answer = await ask_vllm(engine, says("Hello.", max_tokens=8, include_reasoning=False, ignore_eos=True), streamed)
     assert len(answer.sampled_ids) < answer.usage["completion_tokens"] == 8
 
 

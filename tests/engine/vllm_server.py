@@ -127,7 +127,8 @@ def _environment(cache: Path) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "OMP_NUM_THREADS": "2",
     }
-    return os.environ | own
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return inherited | own
 
 
 @contextlib.contextmanager
