@@ -14,10 +14,9 @@ import redis
 import yaml
 
 from polarq.contracts import RolloutState
-from polarq.testing.program import Program
 from polarq.testing.redis import EmbeddedRedis
 from polarq.testing.stack import LocalStack, free_port
-from tests.worker.conftest import ask, shell_task
+from tests.worker.conftest import ask, shell_task, wait_until
 from tests.worker.test_control import wait_for_state
 
 EX_CONFIG = 78
@@ -137,10 +136,7 @@ def test_rollouts_that_end_while_redis_is_away_are_committed_and_free_their_slot
         server.kill()
         gate.touch()
         ended = [tmp_path / f"ended.away.{index}" for index in range(2)]
-        watch = Program(
-            "watch", ["bash", "-c", f"until [ -e {ended[0]} -a -e {ended[1]} ]; do sleep 0.05; done"], tmp_path / "w"
-        )
-        assert watch.start().wait(60) == 0
+        wait_until(lambda: all(path.exists() for path in ended))
         assert stack.workers["node0"].exit_code is None
         server.start()
         result = stack.client.wait("away", 90)
