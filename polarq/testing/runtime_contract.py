@@ -117,6 +117,10 @@ class CommandContract:
         result = await runtime.exec("false | cat", timeout_s=LONG_S)
         assert result.exit_code == 1
 
+    async def test_a_writer_into_a_closed_pipe_ends_quietly(self, runtime: Sandbox) -> None:
+        result = await runtime.exec("yes | head -n 1", timeout_s=LONG_S)
+        assert (result.exit_code, result.stdout, result.stderr) == (128 + 13, b"y\n", b"")
+
     async def test_a_list_is_an_argv_that_no_shell_reads(self, runtime: Sandbox) -> None:
         result = await runtime.exec(["printf", "%s|", "a b", "$HOME", "'\"`"], timeout_s=LONG_S)
         assert result.stdout == b"a b|$HOME|'\"`|"
@@ -131,7 +135,8 @@ class CommandContract:
         assert (result.stdout, result.stderr) == (b"before\n", b"error\n")
 
     async def test_a_timeout_kills_also_what_left_the_session(self, runtime: Sandbox) -> None:
-        script = "setsid env -i bash -c 'echo $$ > stray; sleep 1000' & sleep 1000 & echo $! > child; wait"
+        # A daemon: its parent has ended, its session and its environment are its own.
+        script = "(setsid env -i bash -c 'echo $$ > stray; sleep 1000' &) ; sleep 1000 & echo $! > child; wait"
         result = await runtime.exec(script, timeout_s=2.0)
         assert result.kind is ExecKind.TIMED_OUT
         for name in ("stray", "child"):

@@ -116,6 +116,10 @@ class Bench:
             fresh_runtime=fresh,
         )
 
+    async def end(self) -> None:
+        for runtime in self.runtimes:
+            await runtime.stop()
+
     async def _prepared(self, recipe: str) -> LocalRuntime:
         root = self.folder / f"root{len(self.runtimes)}"
         runtime = LocalRuntime(RuntimeSpec(backend="local", workdir=REPO), runtime_id=root.name, root=root)
@@ -145,5 +149,4 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
-    for runtime in bench.runtimes:
-        await runtime.stop()
+    await bench.end()

@@ -15,6 +15,19 @@ from polarq_worker.runtimes.base import SCRATCH_DIR, ExecResult, Runtime
 
 _GLOB = re.compile(r"([*?\[\]\\])")
 
+_APPLY_TREE = """
+set -eu
+export GIT_DIR="$POLARQ_SCRATCH/apply" GIT_WORK_TREE="$(pwd -P)" GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
+[ -d "$GIT_DIR" ] || git -c init.defaultBranch=main init -q --template=
+mkdir -p "$GIT_DIR/info"
+echo '* -text -filter -ident -working-tree-encoding' > "$GIT_DIR/info/attributes"
+exec git apply "$@"
+"""
+"""With a repository of its own: bytes are written as they are, whatever the folder's repository and attributes say."""
+_APPLY_PRINTED = """
+exec git -c safe.directory='*' apply "$@"
+"""
+"""In the folder's own repository: a printed patch names paths from its top, wherever in it the folder is."""
 _PRINT = """
 now="$(git rev-parse -q --verify HEAD 2>/dev/null || true)"
 if [ -n "$POLARQ_HEAD" ] && [ -n "$now" ] && [ "$now" != "$POLARQ_HEAD" ]; then
@@ -27,9 +40,13 @@ fi
 """
 
 
+TREE = "the tree"
+PRINTED = "patch_command"
+
+
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A patch on the host. `without` are paths in it that are not applied."""
+    """A patch on the host; `source` is `TREE` or `PRINTED`. `without` are paths in it that are not applied."""
 
     file: Path
     source: str
@@ -68,7 +85,7 @@ async def print_patch(
 async def paths_in(runtime: Runtime, folder: str, patch: Path, env: Mapping[str, str], timeout_s: float) -> list[str]:
     """The paths that a patch touches, as git reads them. Raises `NoPatch` when it is no patch."""
     inside = await _bring(runtime, patch)
-    result = await _git_apply(runtime, folder, ["--numstat", "-z", inside], env, timeout_s)
+    result = await _git_apply(runtime, folder, _APPLY_PRINTED, ["--numstat", "-z", inside], env, timeout_s)
     if not result.ok:
         raise NoPatch(f"patch_command: what it printed is no patch: {result.why}")
     entries = result.stdout.decode("utf-8", "surrogateescape").split("\0")
@@ -81,7 +98,9 @@ async def apply_patch(
     """Raises `EvaluatorFault`: the patch was made against this very tree, so it is the tree that is another."""
     inside = await _bring(runtime, patch.file)
     options = ["--exclude=" + _GLOB.sub(r"\\\1", path) for path in patch.without] + (["-R"] if reverse else [])
-    result = await _git_apply(runtime, folder, ["--whitespace=nowarn", "--binary", *options, inside], env, timeout_s)
+    script = _APPLY_PRINTED if patch.source == PRINTED else _APPLY_TREE
+    arguments = ["--whitespace=nowarn", "--binary", *options, inside]
+    result = await _git_apply(runtime, folder, script, arguments, env, timeout_s)
     if not result.ok and not patch.without and not reverse:
         fuzzy = ["patch", "--batch", "--fuzz=5", "-p1", "-i", inside]
         second = await runtime.exec(fuzzy, cwd=folder, env=env, timeout_s=timeout_s, log="eval/apply")
@@ -103,11 +122,13 @@ async def _bring(runtime: Runtime, patch: Path) -> str:
 
 
 async def _git_apply(
-    runtime: Runtime, folder: str, arguments: Sequence[str], env: Mapping[str, str], timeout_s: float
+    runtime: Runtime, folder: str, script: str, arguments: Sequence[str], env: Mapping[str, str], timeout_s: float
 ) -> ExecResult:
-    # A folder that is no repository must not be taken for a part of one around it: paths would be another's.
-    script = 'GIT_CEILING_DIRECTORIES="$(dirname "$(pwd -P)")" exec git -c safe.directory=\'*\' apply "$@"'
-    command = ["bash", "-c", script, "bash", *arguments]
+    scratch = {"POLARQ_SCRATCH": f"{runtime.layout.session_dir}/{SCRATCH_DIR}"}
     return await runtime.exec(
-        command, cwd=folder, env={**env, **QUIET_SHELL}, timeout_s=timeout_s, max_output_bytes=16 << 20
+        ["bash", "-c", script, "bash", *arguments],
+        cwd=folder,
+        env={**env, **QUIET_SHELL, **scratch},
+        timeout_s=timeout_s,
+        max_output_bytes=16 << 20,
     )
