@@ -22,7 +22,7 @@ from .vllm_server import MAX_MODEL_LEN, VllmServer
 
 both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["unary", "streamed"])
 T = TypeVar("T")
-EVENTUALLY_S = 60.0
+EVENTUALLY_S = 120.0
 TOKEN_FIELDS = frozenset({"token_ids", "prompt_token_ids", "logprobs", "weight_versions"})
 
 
@@ -290,10 +290,10 @@ async def test_a_context_that_is_too_long_is_told_in_the_words_that_harnesses_co
 async def test_a_harness_that_hangs_up_stops_the_engine_and_leaves_a_partial_record(
     engine: VllmServer, proxy: ProxyOnEngine, reference: ReferenceModel, note: Note
 ) -> None:
-    """`ignore_eos` and 16,000 tokens: only an abort ends this call within the test's time."""
+    """`ignore_eos` and 32,000 tokens: only an abort ends this call within the test's time."""
     session = await proxy.session()
     body = {
-        **says("Go on for ever.", max_tokens=16_000, temperature=1.0, ignore_eos=True),
+        **says("Go on for ever.", max_tokens=32_000, temperature=1.0, ignore_eos=True),
         "model": "m",
         "stream": True,
     }
@@ -310,9 +310,9 @@ async def test_a_harness_that_hangs_up_stops_the_engine_and_leaves_a_partial_rec
     [completion] = await session.recorded()
     sampled = await read(engine.sampled_tokens) - before
     assert (completion.label, completion.incomplete, completion.trainable) == (CompletionLabel.ABORTED, True, False)
-    assert 0 < len(completion.sampled_ids) <= sampled < 16_000
+    assert 0 < len(completion.sampled_ids) <= sampled < 32_000
     assert difference_from(reference, completion) < TOLERANCE
-    note(f"proxy, harness hung up: {len(completion.sampled_ids)} ids kept of {sampled:.0f} sampled of 16000 asked for")
+    note(f"proxy, harness hung up: {len(completion.sampled_ids)} ids kept of {sampled:.0f} sampled of 32000 asked for")
 
 
 async def test_the_engines_policy_version_is_recorded_over_all_sampled_ids(
@@ -326,6 +326,27 @@ async def test_the_engines_policy_version_is_recorded_over_all_sampled_ids(
     assert [(span.version, span.start, span.end) for span in completion.weight_versions] == [
         (served, 0, len(completion.sampled_ids))
     ]
+
+
+async def test_a_policy_version_that_changes_during_a_call_makes_the_call_untrainable(
+    engine: VllmServer, proxy: ProxyOnEngine
+) -> None:
+    """This release of the server names no version in its answers, so a call that saw two of them belongs to neither."""
+    session = await proxy.session()
+    body = {**says("Go on.", max_tokens=400, ignore_eos=True), "model": "m", "stream": True}
+    async with httpx.AsyncClient(timeout=60) as client:
+        try:
+            async with client.stream("POST", f"{session.base_url}/chat/completions", json=body) as response:
+                lines = response.aiter_lines()
+                await anext(lines)
+                await client.post(f"{engine.base_url}/update_weight_version", json={"new_version": "step-2"})
+                assert [line async for line in lines if line][-1] == "data: [DONE]"
+        finally:
+            await client.post(f"{engine.base_url}/update_weight_version", json={"new_version": "default"})
+    [completion] = await session.recorded()
+    assert len(completion.sampled_ids) == 400
+    assert not completion.trainable
+    assert completion.untrainable == "the policy version changed during the call (from default to step-2)"
 
 
 async def test_the_proxys_health_tells_that_the_engine_gives_ids(proxy: ProxyOnEngine) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 MODEL_NAME = "tiny"
-MAX_MODEL_LEN = 16_384
+MAX_MODEL_LEN = 32_768
 START_DEADLINE_S = 420.0
 """A fresh environment has no byte-code and took up to two minutes on two cores; the rest is room for slower ones."""
 WARM_UP_DEADLINE_S = 180.0
