@@ -11,7 +11,7 @@ from polarq.contracts.task import Task
 from polarq.errors import EvaluatorFault, InvalidTask, UnknownPlugin
 from polarq_worker.evaluators.base import EvaluationTimedOut
 from polarq_worker.evaluators.create import create_evaluator
-from tests.evaluators.conftest import EXPECTED, FIX, GIT, QUICK, REPO, Bench
+from tests.evaluators.conftest import CHECK, EXPECTED, FIX, GIT, QUICK, REPO, Bench
 
 BOTH = pytest.mark.parametrize("fresh", [False, True], ids=["live", "fresh"])
 PYTEST = "python -m pytest -p no:cacheprovider"
@@ -280,6 +280,12 @@ async def test_a_task_may_want_the_agents_scaffolding(bench: Bench, fresh: bool)
         "printf 'def pytest_runtest_makereport(item, call):\\n    call.excinfo = None\\n' > conftest.py",
         "printf 'print(\"PASSED tests/test_calc.py::test_add\")\\n' > pytest.py",
         "echo 'def add(a, b): return 3' > tests/calc.py; rm tests/calc.py; chmod +x calc.py",
+        f"{EXCUSE} > conftest.py; echo conftest.py >> .gitignore",
+        f"mkdir -p x; {EXCUSE} > x/conftest.py; {EXCUSE} > tests/conftest.py; echo 'tests/*' > tests/.gitignore",
+        f"{EXCUSE} > plug.py; printf '[pytest]\\naddopts = -p plug\\n' > pytest.ini; echo pytest.ini >> .gitignore",
+        f"{EXCUSE} > plug.py; printf '[pytest]\\naddopts = -p plug\\n' > tox.ini; echo tox.ini >> .gitignore",
+        f"{EXCUSE} > plug.py; {PLUGIN}",
+        f"{EXCUSE} > plug.py; {PLUGIN}; echo '*.dist-info' >> .gitignore",
     ],
 )
 async def test_changing_the_tests_instead_of_the_code_is_zero(bench: Bench, fresh: bool, cheat: str) -> None:
@@ -297,7 +303,34 @@ async def test_what_supports_the_tests_is_as_it_was(bench: Bench) -> None:
     assert (reward.outcome, reward.report["left_out"]) == (0.0, ["tests/report.py"])
 
 
+async def test_planted_byte_code_is_not_run(bench: Bench) -> None:
+    bench.files |= {"tests/check.py": "import tests.judge\n", "tests/judge.py": CHECK, "tests/__init__.py": ""}
+    await bench.begin({"test_command": "python -c 'import tests.judge'"})
+    lines = "".join(f"PASSED {test_id}\n" for test_id in EXPECTED)
+    await bench.runtime.put_bytes(f"print({lines!r})\n".encode(), f"{REPO}/liar.py")
+    plant = (
+        "import importlib.util, py_compile; py_compile.compile('liar.py', importlib.util.cache_from_source("
+        "'tests/judge.py'), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)"
+    )
+    await bench.agent(f'python -c "{plant}"')
+    assert (await bench.verdict()).outcome == 0.0
+
+
+async def test_excluded_tests_are_as_they_were_where_the_agent_worked(bench: Bench) -> None:
+    await bench.begin({**QUICK, "exclude_patterns": ["tests"]})
+    lines = "".join(f"PASSED {test_id}\\n" for test_id in EXPECTED)
+    await bench.agent(f'printf \'print("""{lines}""")\' > tests/check.py', "echo '# work' >> calc.py")
+    assert (await bench.verdict()).outcome == 0.0
+
+
 PYPROJECT = '[project]\nname = "calc"\nversion = "1"\n'
+
+
+EXCUSE = "printf 'def pytest_runtest_makereport(item, call):\\n    call.excinfo = None\\n'"
+PLUGIN = (
+    "mkdir plug-1.dist-info; printf 'Metadata-Version: 2.1\\nName: plug\\nVersion: 1\\n' > plug-1.dist-info/METADATA;"
+    "printf '[pytest11]\\nplug = plug\\n' > plug-1.dist-info/entry_points.txt"
+)
 
 
 @BOTH

@@ -13,7 +13,7 @@ from polarq_worker.evaluators import patches
 from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut
 from polarq_worker.evaluators.expectations import Comparison, compare, path_of
 from polarq_worker.evaluators.patches import NoPatch, Patch, apply_patch
-from polarq_worker.evaluators.scaffolding import SHARED_CONFIGS, Sorted, changes_pytest_section, sort_changes
+from polarq_worker.evaluators.scaffolding import Sorted, changes_pytest_section, sort_changes, steers_by_content
 from polarq_worker.evaluators.snapshot import Baseline, Change, PatchTooLarge, RepositoryLost, Snapshot
 from polarq_worker.evaluators.test_command import TestRun, run_tests
 from polarq_worker.runtimes.base import Runtime
@@ -77,6 +77,7 @@ class Grading:
             await apply_patch(runtime, self._config.repo_dir, patch, self._env, self._step_s())
         else:
             await self._snapshot.restore(found.left_out, self._step_s())
+            await self._snapshot.drop_byte_code(self._step_s())
         run = await self._run(runtime, found.own_tests, "eval/test")
         comparison = self._compare(run)
         if self.report["resolved"]:
@@ -109,7 +110,7 @@ class Grading:
             keep_scaffolding=config.keep_agent_scaffolding,
         )
         if not config.keep_agent_scaffolding:
-            for change in [change for change in found.work if change.path in SHARED_CONFIGS]:
+            for change in [change for change in found.work if steers_by_content(change.path)]:
                 if await self._steers_pytest(change):
                     found.work.remove(change)
                     found.left_out.append(change)

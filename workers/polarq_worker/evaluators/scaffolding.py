@@ -4,7 +4,8 @@ An honest agent writes a conftest.py, a pytest.ini or tests of its own to find i
 change the verdict. Neither may take part in the grading, so, unless the task says `keep_agent_scaffolding`:
 
 - what steers a test runner (conftest.py, pytest.ini and the like, sitecustomize.py, a pytest.py in the root) is as it
-  was before the agent, and so is a setup.cfg, tox.ini or pyproject.toml whose pytest section the agent changed;
+  was before the agent, also where .gitignore hides it, and so is a setup.cfg, tox.ini, pyproject.toml or (a plug-in's)
+  entry_points.txt whose pytest section the agent changed;
 - the test files that the expectation names, and what else was in their test folder, are as they were;
 - an `__init__.py` that the agent put beside a named test is left out: it changes how tests are imported;
 - tests of the agent's own stay in the tree, but pytest is told to pass them by.
@@ -23,14 +24,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from polarq_worker.evaluators.expectations import path_of
-from polarq_worker.evaluators.snapshot import Change
+from polarq_worker.evaluators.snapshot import ENTRY_POINTS, RUNNER_FILES, RUNNER_MODULES, SHARED_CONFIGS, Change
 
 ALWAYS_EXCLUDED = ("__pycache__", "*.pyc", "*.pyo", ".pytest_cache", ".mypy_cache", ".ruff_cache")
-RUNNER_FILES = frozenset(
-    {"conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "sitecustomize.py", "usercustomize.py"}
-)
-SHARED_CONFIGS = frozenset({"setup.cfg", "tox.ini", "pyproject.toml"})
-"""Files with a section for pytest among others."""
 TEST_FOLDERS = frozenset({"test", "tests", "testing", "t", "spec", "specs"})
 
 
@@ -57,13 +53,16 @@ def excluded(path: str, patterns: Collection[str]) -> bool:
 def sort_changes(
     changes: Sequence[Change], expected: Collection[str], patterns: Collection[str], *, keep_scaffolding: bool
 ) -> Sorted:
-    """Sorts all but the shared configuration files, whose contents decide (`changes_pytest_section`)."""
+    """Sorts all but the files whose contents decide (`steers_by_content`)."""
     named = {path for path in map(path_of, expected) if path is not None}
     folders = {folder for path in named if (folder := _test_folder(path))}
     beside = {str(PurePosixPath(path).parent) for path in named}
     result = Sorted()
     for change in changes:
         if excluded(change.path, [*ALWAYS_EXCLUDED, *patterns]):
+            # No part of the work; but what steers the tests is put back, too, where they run in the agent's sandbox.
+            if not keep_scaffolding and _is_scaffolding(change, named, folders, beside):
+                result.left_out.append(change)
             continue
         if keep_scaffolding:
             result.work.append(change)
@@ -78,8 +77,14 @@ def sort_changes(
     return result
 
 
+def steers_by_content(path: str) -> bool:
+    """Whether it takes a look inside (`changes_pytest_section`) to tell if the file steers pytest."""
+    in_root = path.count("/") == 1
+    return path in SHARED_CONFIGS or (in_root and any(fnmatch.fnmatchcase(path, pattern) for pattern in ENTRY_POINTS))
+
+
 def changes_pytest_section(name: str, before: str, after: str) -> bool:
-    """Whether a shared configuration file steers pytest otherwise than before; one that cannot be read does."""
+    """Whether a file that is not only pytest's steers pytest otherwise than before; one that cannot be read does."""
     try:
         return bool(_pytest_section(name, before) != _pytest_section(name, after))
     except (ValueError, configparser.Error):
@@ -93,7 +98,7 @@ def looks_like_tests(path: str) -> bool:
 
 def _is_scaffolding(change: Change, named: set[str], folders: set[str], beside: set[str]) -> bool:
     path = PurePosixPath(change.path)
-    if path.name in RUNNER_FILES or change.path in {"pytest.py", "pytest/__init__.py", "_pytest/__init__.py"}:
+    if path.name in RUNNER_FILES or change.path in RUNNER_MODULES:
         return True
     if change.kind == "A":
         return path.name == "__init__.py" and str(path.parent) in beside
@@ -117,4 +122,5 @@ def _pytest_section(name: str, text: str) -> Any:
         return tomllib.loads(text).get("tool", {}).get("pytest")
     parser = configparser.RawConfigParser(strict=False)
     parser.read_string(text)
-    return [(section, parser.items(section)) for section in ("tool:pytest", "pytest") if parser.has_section(section)]
+    of_pytest = ("tool:pytest", "pytest", "pytest11")
+    return [(section, parser.items(section)) for section in of_pytest if parser.has_section(section)]

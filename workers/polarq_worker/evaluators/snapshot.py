@@ -24,14 +24,33 @@ MAX_LISTING_BYTES = 64 * 1024 * 1024
 NO_GIT = 80
 NO_REPOSITORY = 81
 _NONE = "0" * 40
+RUNNER_FILES = frozenset(
+    {"conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "sitecustomize.py", "usercustomize.py"}
+)
+SHARED_CONFIGS = frozenset({"setup.cfg", "tox.ini", "pyproject.toml"})
+"""Files with a section for pytest among others."""
+RUNNER_MODULES = frozenset({"pytest.py", "pytest/__init__.py", "_pytest/__init__.py"})
+"""What would be imported from the root in the test runner's place."""
+ENTRY_POINTS = ("*.dist-info/entry_points.txt", "*.egg-info/entry_points.txt")
+"""In the root, where `python -m pytest` looks for plug-ins."""
+_STEERING = " ".join(
+    [f":(glob)**/{name}" for name in sorted(RUNNER_FILES)]
+    + [f":(glob){path}" for path in sorted([*SHARED_CONFIGS, *RUNNER_MODULES, *ENTRY_POINTS])]
+)
 QUIET_SHELL = {"BASH_ENV": "", "ENV": ""}
 """Our own scripts print what we read: an image's shell start-up noise must not be in it."""
 
 _SETUP = """
-set -eu
+set -euf
 export GIT_DIR="$SNAPSHOT" GIT_WORK_TREE="$(pwd -P)" GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
 unset GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_NAMESPACE || true
-record() { git add -A --ignore-errors . >/dev/null 2>"$SNAPSHOT/add.stderr" || true; git write-tree; }
+record() {
+    git add -A --ignore-errors . >/dev/null 2>"$SNAPSHOT/add.stderr" || true
+    # What steers a test runner does so whatever .gitignore says of it.
+    git ls-files -z -o -i --exclude-standard -- $STEERING |
+        xargs -0 -r git --literal-pathspecs add -f --ignore-errors -- >/dev/null 2>>"$SNAPSHOT/add.stderr" || true
+    git write-tree
+}
 """
 _TAKE = """
 command -v git >/dev/null || exit 80
@@ -183,6 +202,11 @@ class Snapshot:
         if others:
             _checked(await self._run(_RESTORE, timeout_s, stdin=_bytes(others)), "restoring the tests")
 
+    async def drop_byte_code(self, timeout_s: float) -> None:
+        """Python runs a cached file in the place of the source it stands beside, whatever is in it."""
+        script = "find . -name .git -prune -o -type d -name __pycache__ -prune -exec rm -rf -- {} +"
+        _checked(await self._run(script, timeout_s), "removing byte code")
+
     async def text_of(self, object_id: str, timeout_s: float) -> str:
         """A file's text, of either side of a change; "" for the side on which it is not. Raises `EvaluatorFault`."""
         if object_id == _NONE:
@@ -210,7 +234,7 @@ async def _git(
     return await runtime.exec(
         _SETUP + script,
         cwd=folder,
-        env={**env, **QUIET_SHELL, **variables},
+        env={**env, **QUIET_SHELL, "STEERING": _STEERING, **variables},
         stdin=stdin,
         timeout_s=timeout_s,
         max_output_bytes=max_output_bytes,
