@@ -272,6 +272,13 @@ async def test_a_task_may_want_the_agents_scaffolding(bench: Bench, fresh: bool)
     assert (reward.outcome, reward.report["seen"]) == (1.0, 1)
 
 
+EXCUSE = "printf 'def pytest_runtest_makereport(item, call):\\n    call.excinfo = None\\n'"
+PLUGIN = (
+    "mkdir plug-1.dist-info; printf 'Metadata-Version: 2.1\\nName: plug\\nVersion: 1\\n' > plug-1.dist-info/METADATA;"
+    "printf '[pytest11]\\nplug = plug\\n' > plug-1.dist-info/entry_points.txt"
+)
+
+
 @BOTH
 @pytest.mark.parametrize(
     "cheat",
