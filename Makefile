@@ -2,7 +2,7 @@
 #
 #   make demo            one real rollout batch end to end, no GPU
 #   make test            the tests that need only what make can install
-#   make test-engine     the tests against a real vLLM on the CPU (downloads about 200 MB)
+#   make test-engine     the tests against a real vLLM on the CPU (downloads about 0.6 GB)
 #   make lint            ruff, mypy (strict, tests too), import contracts
 #   make lock            writes constraints.txt anew
 #   make clean           removes what make made

@@ -64,6 +64,10 @@ class LedgerUnavailable(PolarqError):
     """Redis does not answer, refuses the password, or is not usable as a ledger."""
 
 
+class NotQueued(LedgerUnavailable):
+    """The ledger has the task, and then the queue went away: not every doorbell is rung. Submitting again does it."""
+
+
 class PayloadMissing(PolarqError):
     """A committed payload is not in the store (expired or evicted)."""
 

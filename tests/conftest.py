@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -15,6 +16,11 @@ from polarq.testing.redis import EmbeddedRedis
 # How long one example takes says more about the machine than about the code.
 settings.register_profile("polarq", deadline=None)
 settings.load_profile("polarq")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a shell, which turns Ctrl-C off for all that descends from it; tests type it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -113,6 +113,8 @@ def _start(running: ExitStack, story: Story, max_run_workers: int) -> LocalStack
         else:
             # Somebody's own Redis may serve a real fleet: the demo keeps to keys of its own, and takes them away again.
             prefix = f"polarq-demo-{secrets.token_hex(4)}"
+            with Ledger(url, calls_for(Topology())) as ledger:
+                ledger.do(server_facts())  # raises with its one line before anything else is started
             running.callback(_sweep, story, url, prefix)
             told(f"POLARQ_REDIS_URL, under the prefix {prefix}")
     stack = LocalStack(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -19,7 +18,7 @@ from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.task import Task
-from polarq.errors import LedgerUnavailable, ResultTimeout, TaskNotFound
+from polarq.errors import ResultTimeout, TaskNotFound
 from polarq.ledger import without_password
 from polarq.settings import Settings
 from polarq.topology import load_topology
@@ -109,8 +108,7 @@ class RedisDoor:
         return f"Redis {without_password(self.client.url)}"
 
     def submit(self, task: Task) -> Accepted:
-        with self._ringing(f"submit it again: under task_id '{task.task_id}' it is the same task"):
-            done = self.client.submit(task)
+        done = self.client.submit(task)
         return Accepted(done.task_id, done.created)
 
     def picture(self, task_id: str) -> Picture:
@@ -120,22 +118,8 @@ class RedisDoor:
         return self.client.rollout(rollout_id)
 
     def cancel(self, task_id: str, index: int | None) -> Stopped:
-        with self._ringing("the ledger may have it: see polarq show"):
-            done = self.client.cancel(task_id if index is None else f"{task_id}.{index}")
+        done = self.client.cancel(task_id if index is None else f"{task_id}.{index}")
         return Stopped(done.already_over, tuple(rollout.rollout_id for rollout in done.active))
-
-    @contextmanager
-    def _ringing(self, advice: str) -> Iterator[None]:
-        """The ledger has answered, and then the queue does not: Celery says so in its own words."""
-        from kombu.exceptions import OperationalError
-
-        try:
-            yield
-        except (OperationalError, RuntimeError) as exc:
-            where = without_password(self.client.url)
-            raise LedgerUnavailable(
-                f"Redis at {where} went away in the middle ({type(exc).__name__}); {advice}"
-            ) from exc
 
     def tasks(self, limit: int) -> list[TaskLine]:
         ledger = self.client.ledger

@@ -16,7 +16,7 @@ from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult, TaskResult
 from polarq.contracts.task import Task
-from polarq.errors import LedgerUnavailable, NodeNotFound, ResultTimeout, TaskNotFound
+from polarq.errors import NodeNotFound, NotQueued, ResultTimeout, TaskNotFound
 from polarq.ledger import AsyncLedger, Cancelled, Ledger, Submitted, TaskHead, TaskRecord, calls_for, without_password
 from polarq.settings import Settings
 from polarq.store.payloads import get_payload
@@ -80,11 +80,12 @@ class _Deployment:
                         shadow=f"rollout.{task.agent.harness or 'custom'}",
                         producer=producer,
                     )
-        except OperationalError as exc:
+        except (OperationalError, RuntimeError) as exc:
+            # RuntimeError: kombu's own, when the connection it is retrying on was closed under it.
             where = without_password(broker_url(self.topology, self.settings))
-            raise LedgerUnavailable(
-                f"task '{task.task_id}' is recorded, but not all of it is queued: the broker at {where} does not "
-                f"answer ({exc}); submit it again"
+            raise NotQueued(
+                f"task '{task.task_id}' is recorded, but the queue at {where} went away ({type(exc).__name__}): submit "
+                f"it again, under task_id '{task.task_id}' it is the same task"
             ) from exc
 
     def spread_word(self, task_id: str, cancelled: Cancelled) -> None:
@@ -98,7 +99,7 @@ class _Deployment:
             if cancelled.known and not cancelled.already_over and not cancelled.active:
                 # Whoever commits a task's last rollout tells its Celery results and callback. Nobody committed here.
                 self.app.send_task(FINISH_TASK, args=[task_id], queue=SUBMIT_QUEUE)
-        except OperationalError as exc:
+        except (OperationalError, RuntimeError) as exc:
             log.warning("task %s is cancelled in the ledger; its workers could not be told at once: %s", task_id, exc)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from kombu.exceptions import OperationalError
 
 from polarq.contracts.task import MAX_TASK_BYTES
 from polarq.errors import (
@@ -107,9 +106,6 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as exc:
         allow = {"Allow": exc.headers["Allow"]} if "Allow" in exc.headers else {}
         return refusal(exc.status, exc.reason, allow)
-    except OperationalError:
-        text = "the broker of the Celery queues does not answer; the ledger keeps the task: send the same request again"
-        return refusal(503, text, retry_after(RETRY_AFTER_S))
     except ConnectionResetError:
         # The client has gone; the server knows how to forget it.
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from polarq.contracts.completion import Completion, CompletionLabel
 from polarq.contracts.trajectory import Trace
@@ -37,5 +38,14 @@ def _trace(index: int, completion: Completion) -> Trace:
         finish_reason=completion.finish_reason,
         completion_seqs=[completion.seq],
         untrainable=reason,
-        metadata={"completion_id": completion.completion_id, "label": completion.label.value},
+        metadata=_metadata(completion),
     )
+
+
+def _metadata(completion: Completion) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"completion_id": completion.completion_id, "label": completion.label.value}
+    if completion.grammar is not None:
+        # Sampled from the policy renormalised over what the grammar allows: a plain forward pass does not give these
+        # log-probabilities again.
+        metadata["grammar"] = completion.grammar
+    return metadata

@@ -151,7 +151,7 @@ async def test_a_broker_that_is_away_is_a_503_and_the_task_is_kept(redis_url: st
     async with running_shim(redis_url, keys, topology={"redis": redis_section}) as shim:
         response = await shim.http.post("/rollout/task/submit", json=a_task())
         assert response.status_code == 503
-        assert "send the same request again" in response.json()["detail"]
+        assert "submit it again, under task_id 't' it is the same task" in response.json()["detail"]
         assert (await shim.client.record("t")).counts.queued == 1
         claim = await shim.claim("t.0")
         # Its worker cannot be told at once, and learns it with its next heartbeat.

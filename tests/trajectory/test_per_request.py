@@ -65,6 +65,11 @@ def test_untrainable_calls_are_kept_masked_and_named() -> None:
     assert (f.missing_logprobs, f.incomplete_calls, f.side_calls) == (1, 1, 1)
 
 
+def test_a_trace_sampled_under_a_grammar_says_so() -> None:
+    trajectory = build(call(0, [1], [2], grammar="tool_choice"), call(1, [1], [2]))
+    assert [t.metadata.get("grammar") for t in trajectory.traces] == ["tool_choice", None]
+
+
 def test_a_call_that_sampled_nothing_makes_no_trace() -> None:
     trajectory = build(call(0, [1], []), call(1, [1], [2]))
     assert [t.completion_seqs for t in trajectory.traces] == [[1]]

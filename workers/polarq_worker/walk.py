@@ -33,7 +33,7 @@ from polarq.registry import plugin
 from polarq.store.completions import read_completions
 from polarq.store.grants import GrantSpec, GrantUse, close_grant, open_grant
 from polarq.trajectory.base import Builder, rewarded
-from polarq_worker.evaluators.base import EvaluationContext, Evaluator
+from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut, Evaluator
 from polarq_worker.evaluators.create import create_evaluator
 from polarq_worker.harnesses.base import Harness, HarnessContext, harness_env, run_harness, sandbox_env
 from polarq_worker.harnesses.create import create_harness
@@ -262,6 +262,8 @@ class Walk:
                     self.trajectory = rewarded(self.trajectory, self.reward)
             except TimeoutError:
                 raise timed_out(Boundary.EVALUATOR, "evaluate", budget) from None
+            except EvaluationTimedOut as exc:
+                raise StageFailed(RolloutState.TIMED_OUT, Boundary.EVALUATOR, "evaluate_timeout", str(exc)) from exc
             except EvaluatorFault as exc:
                 raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
             except PrepareFailed as exc:
