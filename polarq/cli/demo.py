@@ -33,7 +33,10 @@ from polarq.cli.terminal import Screen, shown_lines
 from polarq.client import Client
 from polarq.contracts.task import Task
 from polarq.errors import PolarqError
+from polarq.ledger import Ledger, calls_for
+from polarq.ledger.server import server_facts
 from polarq.settings import Settings
+from polarq.topology import Topology
 
 if TYPE_CHECKING:
     from polarq.testing.stack import LocalStack

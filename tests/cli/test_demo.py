@@ -169,6 +169,8 @@ def test_no_redis_at_the_given_address_is_3(state: Path) -> None:
     ran = demo(state, POLARQ_REDIS_URL="redis://127.0.0.1:1/0")
     assert ran.returncode == 3
     assert "does not answer" in ran.stderr
+    assert "still in Redis" not in ran.stderr
+    assert "inference" not in ran.stdout  # said before anything else was started
 
 
 def test_a_missing_extra_is_one_line(tmp_path: Path, state: Path) -> None:
