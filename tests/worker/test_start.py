@@ -16,7 +16,7 @@ import yaml
 from polarq.contracts import RolloutState
 from polarq.testing.redis import EmbeddedRedis
 from polarq.testing.stack import LocalStack, free_port
-from tests.worker.conftest import ask, shell_task, wait_until
+from tests.worker.conftest import ask, commands_with, shell_task, wait_until
 from tests.worker.test_control import wait_for_state
 
 EX_CONFIG = 78
@@ -137,6 +137,8 @@ def test_rollouts_that_end_while_redis_is_away_are_committed_and_free_their_slot
         gate.touch()
         ended = [tmp_path / f"ended.away.{index}" for index in range(2)]
         wait_until(lambda: all(path.exists() for path in ended))
+        # Long enough for the worker to notice: its own retries are over, and it waits.
+        wait_until(lambda: "waiting for the ledger" in stack.workers["node0"].last_lines(50))
         assert stack.workers["node0"].exit_code is None
         server.start()
         result = stack.client.wait("away", 90)
@@ -155,3 +157,17 @@ def test_a_cold_stop_gives_everything_back_at_once(tmp_path: Path, scenario: Pat
         worker.wait(60)
         record = stack.client.record("cold")
         assert (record.rollouts[0].state, record.rollouts[0].attempt) == (RolloutState.QUEUED, 0)
+
+
+def test_a_worker_that_is_told_to_go_while_redis_is_away_goes(tmp_path: Path, scenario: Path) -> None:
+    server = EmbeddedRedis()
+    sections = {"gateway": {"drain_grace_s": 1}}
+    with server, LocalStack(tmp_path, scenario=str(scenario), redis=server, sections=sections) as stack:
+        stack.client.submit(shell_task("gone", f"{ask(1)}\nsleep 7654326"))
+        wait_until(lambda: bool(commands_with("sleep 7654326")))
+        server.kill()
+        worker = stack.workers["node0"]
+        worker.signal(signal.SIGTERM)
+        worker.wait(90)
+        assert commands_with("sleep 7654326") == []
+        assert "their leases end by themselves" in worker.last_lines(200)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from polarq.contracts.rollout import Boundary, Outcome, RolloutResult, RolloutState, RolloutSummary
-from polarq.errors import LedgerUnavailable
 from polarq.ledger import Claim, Committed, Refused
 from polarq.ledger.calls import Call
 from polarq.store.payloads import encode_result, put_payload
@@ -21,7 +20,6 @@ log = logging.getLogger("polarq.worker.engine")
 
 T = TypeVar("T")
 
-_RETRY_CAP_S = 5.0
 _CANCEL_AGAIN_S = 0.5
 
 
@@ -172,7 +170,7 @@ class Engine:
 
     async def insist(self, call: Call[T]) -> T:
         """Carries out a call, again and again while the ledger does not answer."""
-        return await insist(lambda: self.services.ledger.do(call))
+        return await self.services.patience.until_answered(lambda: self.services.ledger.do(call))
 
     def stop_all(self, why: Stop) -> None:
         for held in list(self.held.values()):
@@ -190,18 +188,6 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
             if task.done():
                 return task.result(), True
             cancelled = True
-
-
-async def insist(step: Callable[[], Awaitable[T]]) -> T:
-    """Repeats a step of the ledger until it is answered; each step is safe to repeat."""
-    pause = 0.2
-    while True:
-        try:
-            return await step()
-        except LedgerUnavailable as exc:
-            log.warning("waiting for the ledger: %s", exc)
-            await asyncio.sleep(pause)
-            pause = min(_RETRY_CAP_S, pause * 2)
 
 
 def summary_of(result: RolloutResult) -> RolloutSummary:
@@ -260,4 +246,4 @@ def as_job_result(ended: Ended) -> dict[str, Any]:
     }
 
 
-__all__ = ["Ended", "Engine", "Held", "Stop", "as_job_result", "insist", "summary_of"]
+__all__ = ["Ended", "Engine", "Held", "Stop", "as_job_result", "summary_of"]

@@ -24,6 +24,7 @@ from polarq.ledger.server import server_facts
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, redis_url
 from polarq_worker.engine import Engine, Stop, as_job_result
+from polarq_worker.patience import Patience
 from polarq_worker.proxy_process import ProxyProcess
 from polarq_worker.services import Services
 from polarq_worker.slots import Slots
@@ -39,6 +40,9 @@ _ALIVE_FACTOR = 2.5
 """A node counts as gone after this many missed heartbeats."""
 
 _HEALTH_TIMEOUT_S = 5.0
+
+_LAST_WORDS_S = 20.0
+"""How long a leaving worker tries to tell the ledger what it gives back."""
 
 
 class NodeService:
@@ -56,6 +60,7 @@ class NodeService:
         self.proxy: ProxyProcess | None = None
         self._started_at = datetime.now(UTC)
         self._loops: list[asyncio.Task[None]] = []
+        self.patience = Patience()
         self._callbacks: set[asyncio.Task[None]] = set()
 
     # --- life
@@ -77,7 +82,16 @@ class NodeService:
             post=node.max_postrun_workers,
         )
         self.engine = Engine(
-            Services(self.topology, node, self.ledger, slots, self.state_dir, lambda: self.node.proxy_url, self._ring)
+            Services(
+                topology=self.topology,
+                node=node,
+                ledger=self.ledger,
+                slots=slots,
+                patience=self.patience,
+                state_dir=self.state_dir,
+                proxy_url=lambda: self.node.proxy_url,
+                ring=self._ring,
+            )
         )
         await self._look_at_proxy()
         await self._announce()
@@ -125,10 +139,17 @@ class NodeService:
             await self.release_all()
 
     async def release_all(self) -> None:
-        """Gives everything in flight back to the queue now."""
+        """Gives everything in flight back to the queue now. While the ledger is away this is tried for a while only."""
         self.leaving()
         self.engine.stop_all(Stop.RELEASE)
-        await self.engine.idle.wait()
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self.engine.idle.wait()
+        except TimeoutError:
+            rest = ", ".join(sorted(self.engine.held))
+            log.error("could not give back %s: the ledger is away; their leases end by themselves", rest)
+            self.patience.over = True
+            await self.engine.idle.wait()
 
     async def stop(self) -> None:
         """After the drain: leaves the ledger and stops the proxy."""
@@ -171,7 +192,12 @@ class NodeService:
 
     def run_job(self, rollout_id: str, job_id: str) -> dict[str, Any] | None:
         """Runs one doorbell in the calling thread; see `polarq.tasks.RolloutRunner`."""
-        ended = self.pool.run(self.engine.run(rollout_id, job_id))
+        try:
+            ended = self.pool.run(self.engine.run(rollout_id, job_id))
+        except LedgerUnavailable as exc:
+            # Only when the worker has to go. Celery would try for minutes to store that in the same Redis.
+            log.error("rollout %s: left as it is in the ledger: %s", rollout_id, exc)
+            return None
         if ended is None:
             return None
         self.finish_task(ended.task_id)

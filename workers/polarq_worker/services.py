@@ -9,6 +9,7 @@ from pathlib import Path
 from polarq.contracts.task import Task
 from polarq.ledger import AsyncLedger
 from polarq.topology import Node, Topology
+from polarq_worker.patience import Patience
 from polarq_worker.slots import Slots
 
 
@@ -20,6 +21,7 @@ class Services:
     node: Node
     ledger: AsyncLedger
     slots: Slots
+    patience: Patience
     state_dir: Path
     proxy_url: Callable[[], str]
     """Address under which sandboxes reach the node's proxy now."""

@@ -187,8 +187,9 @@ class Walk:
             node_id=self.services.node.id,
             model=self.services.node.model_served,
         )
-        ledger = self.services.ledger
-        self.secret = await open_grant(ledger.redis, ledger.calls.keys, grant, budget + _GRANT_MARGIN_S)
+        redis, keys = self.services.ledger.redis, self.services.ledger.calls.keys
+        patience = self.services.patience
+        self.secret = await patience.until_answered(lambda: open_grant(redis, keys, grant, budget + _GRANT_MARGIN_S))
         base_url = f"{self.services.proxy_url()}/s/{self.secret}"
         context = HarnessContext(
             task=self.task,
@@ -225,12 +226,14 @@ class Walk:
 
     async def _trajectory(self) -> Trajectory:
         """Closes the record, then builds from it: nothing that comes later can change what was built."""
-        ledger, claim = self.services.ledger, self.claim
-        keys = ledger.calls.keys
-        if self.secret is not None:
-            self.use = await close_grant(ledger.redis, keys, self.secret)
+        claim, patience = self.claim, self.services.patience
+        redis, keys = self.services.ledger.redis, self.services.ledger.calls.keys
+        if (secret := self.secret) is not None:
+            self.use = await patience.until_answered(lambda: close_grant(redis, keys, secret))
             self.secret = None
-        calls = await read_completions(ledger.redis, keys, claim.rollout_id, claim.attempt, claim.token)
+        calls = await patience.until_answered(
+            lambda: read_completions(redis, keys, claim.rollout_id, claim.attempt, claim.token)
+        )
         assert self.builder is not None
         return await asyncio.to_thread(self.builder.build, calls, {"task_metadata": self.task.metadata})
 
@@ -300,7 +303,8 @@ class Walk:
 
     async def _enter(self, state: RolloutState) -> None:
         ledger = self.services.ledger
-        answer = await ledger.do(ledger.calls.advance(self.rollout_id, self.claim.token, state))
+        step = ledger.calls.advance(self.rollout_id, self.claim.token, state)
+        answer = await self.services.patience.until_answered(lambda: ledger.do(step))
         if answer == "lost":
             raise LeaseLost(self.rollout_id)
         if answer == "cancel":
