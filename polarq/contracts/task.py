@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import yaml
 from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic_core import to_json
 
 from polarq.contracts.base import ID_PATTERN, Contract
 from polarq.contracts.evaluators import check_evaluator
@@ -94,6 +95,15 @@ class Task(Contract):
             value.encode("utf-8")
         except UnicodeEncodeError as exc:
             raise ValueError(f"is not valid Unicode text (lone surrogate at {exc.start})") from None
+        return value
+
+    @field_validator("metadata")
+    @classmethod
+    def _metadata_is_json(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            to_json(value)
+        except ValueError as exc:
+            raise ValueError(f"cannot be written as JSON: {exc}") from None
         return value
 
     @field_validator("callback_url")

@@ -103,6 +103,8 @@ def test_the_older_lines_name_for_samples_is_understood() -> None:
         ({"agent": {}}, "agent: give exactly one of 'harness' and 'import_path'"),
         ({"early_stop_min_usable_sessions": 2}, "early_stop_min_usable_sessions (2) is more than num_samples (1)"),
         ({"metadata": {"agent_timeout": True}}, "'metadata.agent_timeout' must be a positive finite number"),
+        ({"metadata": {"x": ["a\ud800"]}}, "metadata: cannot be written as JSON: "),
+        ({"metadata": {"x": object()}}, "metadata: cannot be written as JSON: "),
         ({"callback_url": "ftp://x/"}, "callback_url: must be an http or https address"),
         ({"callback_url": "http://a:b@x/"}, "callback_url: must not hold a user name or password"),
         ({"placement": {"policy": "pinned"}}, "placement: 'node_id' goes with policy 'pinned'"),
