@@ -323,6 +323,14 @@ async def test_planted_byte_code_is_not_run(bench: Bench) -> None:
     assert (await bench.verdict()).outcome == 0.0
 
 
+async def test_byte_code_that_came_with_the_task_stays(bench: Bench) -> None:
+    bench.files |= {"tests/__pycache__/data.bin": "as it came\n"}
+    bench.recipe = f"{GIT} init -q && {GIT} add -A -f && {GIT} commit -q -m first"
+    await bench.begin({"test_command": "grep -q came tests/__pycache__/data.bin && python tests/check.py"})
+    await bench.agent(FIX, "echo other > tests/__pycache__/data.bin")
+    assert (await bench.verdict()).outcome == 1.0
+
+
 async def test_excluded_tests_are_as_they_were_where_the_agent_worked(bench: Bench) -> None:
     await bench.begin({**QUICK, "exclude_patterns": ["tests"]})
     lines = "".join(f"PASSED {test_id}\\n" for test_id in EXPECTED)

@@ -109,6 +109,12 @@ export GIT_INDEX_FILE="$SNAPSHOT/restore.index"
 git read-tree "$BASE"
 git checkout-index -f -q -z --stdin
 """
+_DROP_BYTE_CODE = """
+export GIT_INDEX_FILE="$SNAPSHOT/restore.index"
+git read-tree "$BASE"
+find . -name .git -prune -o -type d -name __pycache__ -prune -exec rm -rf -- {} +
+git ls-files -z -- ':(glob)**/__pycache__/**' | git checkout-index -f -q -z --stdin
+"""
 
 
 class Baseline(Contract):
@@ -203,9 +209,9 @@ class Snapshot:
             _checked(await self._run(_RESTORE, timeout_s, stdin=_bytes(others)), "restoring the tests")
 
     async def drop_byte_code(self, timeout_s: float) -> None:
-        """Python runs a cached file in the place of the source it stands beside, whatever is in it."""
-        script = "find . -name .git -prune -o -type d -name __pycache__ -prune -exec rm -rf -- {} +"
-        _checked(await self._run(script, timeout_s), "removing byte code")
+        """What was there before the agent stays: Python runs a cached file in the place of its source, whatever is in
+        it. Raises `EvaluatorFault`."""
+        _checked(await self._run(_DROP_BYTE_CODE, timeout_s), "removing byte code")
 
     async def text_of(self, object_id: str, timeout_s: float) -> str:
         """A file's text, of either side of a change; "" for the side on which it is not. Raises `EvaluatorFault`."""
