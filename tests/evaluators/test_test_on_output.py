@@ -95,10 +95,12 @@ async def test_bytes_modes_links_and_line_ends_reach_the_fresh_sandbox(bench: Be
     bench.files |= {
         ".gitattributes": "*.txt text eol=crlf\n*.dat filter=lfs\n",
         "crlf.txt": "one\r\ntwo\r\n",
+        "ends.txt": "one\r\ntwo\r\n",
         "old.bin": b"\0\1\2",
         "tests/test_calc.py": "import os, calc\n"
         "def test_add():\n    assert os.access('tool', os.X_OK)\n"
         "    assert open('crlf.txt', 'rb').read() == b'one\\r\\ntwo\\r\\nthree\\r\\n'\n"
+        "    assert open('ends.txt', 'rb').read() == b'one\\ntwo\\n'\n"
         "    assert open('new.bin', 'rb').read() == bytes(range(256))\n"
         "    assert open('x.dat').read() == 'data\\n'\n"
         "    assert os.readlink('link') == 'calc.py'\n"
@@ -108,12 +110,33 @@ async def test_bytes_modes_links_and_line_ends_reach_the_fresh_sandbox(bench: Be
     await bench.begin({"expected_output_json": {"tests/test_calc.py::test_add": "PASSED"}}, fresh=True)
     await bench.agent(
         "touch tool; chmod +x tool; printf 'three\\r\\n' >> crlf.txt; echo data > x.dat",
-        "ln -s calc.py link; rm old.bin",
+        "ln -s calc.py link; rm old.bin; printf 'one\\ntwo\\n' > ends.txt",
         "python -c \"open('new.bin', 'wb').write(bytes(range(256)))\"",
         "mkdir caf\u00e9; touch 'caf\u00e9/ta\"b\t'",
     )
     reward = await bench.verdict()
     assert reward.outcome == 1.0, reward
+
+
+async def test_a_file_that_is_tracked_though_ignored_counts(bench: Bench) -> None:
+    bench.files |= {"ignored_too.txt": "first\n"}
+    bench.recipe = f"{GIT} init -q && {GIT} add -A && {GIT} add -f ignored_too.txt && {GIT} commit -q -m first"
+    await bench.begin(QUICK, fresh=True)
+    await bench.agent("echo second > ignored_too.txt")
+    assert (await bench.verdict()).report["changed_files"] == 1
+
+
+async def test_a_folder_inside_a_repository_is_graded_by_itself(bench: Bench) -> None:
+    bench.recipe = f"cd .. && {GIT} init -q && {GIT} add repo && {GIT} commit -q -m first"
+    for more in ({}, {"patch_command": "git add -A && git diff --cached --binary"}):
+        other = Bench(bench.folder / f"sub{len(more)}")
+        other.folder.mkdir()
+        other.recipe = bench.recipe
+        await other.begin({**QUICK, **more}, fresh=True)
+        await other.agent(FIX)
+        reward = await other.verdict()
+        await other.end()
+        assert (reward.outcome, reward.report["patch"]["from"]) == (1.0, "patch_command" if more else "the tree")
 
 
 async def test_what_the_recipe_left_untracked_is_not_the_agents(bench: Bench) -> None:
@@ -341,13 +364,6 @@ async def test_excluded_tests_are_as_they_were_where_the_agent_worked(bench: Ben
 PYPROJECT = '[project]\nname = "calc"\nversion = "1"\n'
 
 
-EXCUSE = "printf 'def pytest_runtest_makereport(item, call):\\n    call.excinfo = None\\n'"
-PLUGIN = (
-    "mkdir plug-1.dist-info; printf 'Metadata-Version: 2.1\\nName: plug\\nVersion: 1\\n' > plug-1.dist-info/METADATA;"
-    "printf '[pytest11]\\nplug = plug\\n' > plug-1.dist-info/entry_points.txt"
-)
-
-
 @BOTH
 async def test_a_shared_configuration_file_counts_unless_its_pytest_section_changed(bench: Bench, fresh: bool) -> None:
     bench.files |= {"pyproject.toml": PYPROJECT, "setup.cfg": "[metadata]\nname = calc\n"}
@@ -448,8 +464,7 @@ async def test_without_git_only_the_agents_own_sandbox_can_be_graded(bench: Benc
     await other.begin(env={"PATH": f"{other.folder}/root0/session/bin"}, fresh=True)
     with pytest.raises(EvaluatorFault, match="git is needed in the sandbox"):
         await other.verdict()
-    for runtime in other.runtimes:
-        await runtime.stop()
+    await other.end()
 
 
 # --- the run

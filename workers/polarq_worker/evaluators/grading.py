@@ -139,7 +139,7 @@ class Grading:
         if patch is None and found.work:
             try:
                 await self._snapshot.write_patch(found.work, file, self._step_s())
-                patch = Patch(file, "the tree")
+                patch = Patch(file, patches.TREE)
             except PatchTooLarge:
                 self.report["patch_too_large"] = True
                 if self._fresh:
@@ -174,7 +174,7 @@ class Grading:
         kept = {change.path for change in judged.work} - left_out
         if not kept:
             return None
-        return Patch(file, "patch_command", tuple(path for path in paths if path not in kept))
+        return Patch(file, patches.PRINTED, tuple(path for path in paths if path not in kept))
 
     async def _leave_out_hidden(self, runtime: Runtime, found: Sorted) -> None:
         """Named tests that only the fresh sandbox had (hidden from the agent) win over the agent's own of that name."""
