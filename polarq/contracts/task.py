@@ -101,7 +101,7 @@ class Task(Contract):
     @classmethod
     def _metadata_is_json(cls, value: dict[str, Any]) -> dict[str, Any]:
         try:
-            to_json(value)
+            json.dumps(json.loads(to_json(value, inf_nan_mode="constants")), allow_nan=False)
         except ValueError as exc:
             raise ValueError(f"cannot be written as JSON: {exc}") from None
         return value
@@ -154,10 +154,11 @@ class Task(Contract):
     def _from_file(cls, path: Path) -> Task:
         what = f"task file {path}"
         try:
-            size = path.stat().st_size
-            if size > MAX_TASK_BYTES:
-                raise InvalidTask(what, [f"{size} bytes; at most {MAX_TASK_BYTES}"])
-            text = path.read_bytes().decode("utf-8")
+            with path.open("rb") as file:
+                data = file.read(MAX_TASK_BYTES + 1)
+            if len(data) > MAX_TASK_BYTES:
+                raise InvalidTask(what, [f"is larger than {MAX_TASK_BYTES} bytes"])
+            text = data.decode("utf-8")
         except FileNotFoundError:
             raise InvalidTask(what, ["there is no such file"]) from None
         except OSError as exc:
@@ -165,12 +166,12 @@ class Task(Contract):
         except UnicodeDecodeError as exc:
             raise InvalidTask(what, [f"is not UTF-8 text (byte {exc.start}); save it as UTF-8"]) from None
         try:
-            data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+            fields = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as exc:
             raise InvalidTask(what, [f"cannot be parsed: {' '.join(str(exc).split())}"]) from None
-        if not isinstance(data, Mapping):
+        if not isinstance(fields, Mapping):
             raise InvalidTask(what, ["must hold a mapping of task fields at its top level"])
-        return cls.parse(_with_absolute_sources(_own_strings(data), path.resolve().parent), what=what)
+        return cls.parse(_with_absolute_sources(_own_strings(fields), path.resolve().parent), what=what)
 
     def canonical_json(self) -> str:
         """The request as one canonical JSON text: equal requests have equal texts."""

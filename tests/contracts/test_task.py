@@ -102,6 +102,7 @@ def test_the_older_lines_name_for_samples_is_understood() -> None:
         ({"agent": {"harness": "shell"}}, "agent: harness 'shell' needs 'custom_shell'"),
         ({"agent": {}}, "agent: give exactly one of 'harness' and 'import_path'"),
         ({"early_stop_min_usable_sessions": 2}, "early_stop_min_usable_sessions (2) is more than num_samples (1)"),
+        ({"metadata": {"loss": float("nan")}}, "metadata: cannot be written as JSON"),
         ({"metadata": {"agent_timeout": True}}, "'metadata.agent_timeout' must be a positive finite number"),
         ({"metadata": {"x": ["a\ud800"]}}, "metadata: cannot be written as JSON: "),
         ({"metadata": {"x": object()}}, "metadata: cannot be written as JSON: "),
@@ -162,6 +163,11 @@ def test_a_file_that_is_no_task_is_refused(tmp_path: Path, content: bytes, line:
     assert line in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    with pytest.raises(InvalidTask, match="is larger than"):
+        Task.load(Path("/dev/zero"))
 
 
 def test_a_missing_file_and_a_wrong_type_are_refused(tmp_path: Path) -> None:
