@@ -65,7 +65,8 @@ class LedgerUnavailable(PolarqError):
 
 
 class NotQueued(LedgerUnavailable):
-    """The ledger has the task, and then the queue went away: not every doorbell is rung. Submitting again does it."""
+    """Redis went away in the middle of a submission: the task may be recorded, and not every doorbell is rung.
+    Submitting it again is safe, and does the rest."""
 
 
 class PayloadMissing(PolarqError):

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from polarq.client.limits import check_task
@@ -16,7 +17,7 @@ from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult, TaskResult
 from polarq.contracts.task import Task
-from polarq.errors import NodeNotFound, NotQueued, ResultTimeout, TaskNotFound
+from polarq.errors import LedgerUnavailable, NodeNotFound, NotQueued, ResultTimeout, TaskNotFound
 from polarq.ledger import AsyncLedger, Cancelled, Ledger, Submitted, TaskHead, TaskRecord, calls_for, without_password
 from polarq.settings import Settings
 from polarq.store.payloads import get_payload
@@ -107,6 +108,16 @@ def _waiting(record: TaskRecord, queues: list[str]) -> dict[int, str]:
     return {r.index: queues[r.index] for r in record.rollouts if r.state == "queued"}
 
 
+@contextmanager
+def _once_begun(task: Task) -> Iterator[None]:
+    """A ledger that goes away here may have taken the task: says so, and what to do."""
+    try:
+        yield
+    except LedgerUnavailable as exc:
+        again = f"submit it again, under task_id '{task.task_id}' it is the same task"
+        raise NotQueued(f"{exc}. It may have taken the task already: {again}") from exc
+
+
 def _known(found: T | None, task_id: str) -> T:
     if found is None:
         raise TaskNotFound(f"no task '{task_id}' in the ledger (never submitted, or expired)")
@@ -132,7 +143,8 @@ class Client(_Deployment):
         """
         task = self.checked(source)
         queues = choose_queues(task, self.ledger.nodes(), self.topology)
-        done = self.ledger.do(self.ledger.calls.submit(task, celery_id or task.task_id))
+        with _once_begun(task):
+            done = self.ledger.do(self.ledger.calls.submit(task, celery_id or task.task_id))
         if done.created:
             self.ring(task, dict(enumerate(queues)))
         elif not done.state.terminal:
@@ -275,7 +287,8 @@ class AsyncClient(_Deployment):
     async def submit(self, source: TaskSource, *, celery_id: str | None = None) -> Submitted:
         task = self.checked(source)
         queues = choose_queues(task, await self.ledger.nodes(), self.topology)
-        done = await self.ledger.do(self.ledger.calls.submit(task, celery_id or task.task_id))
+        with _once_begun(task):
+            done = await self.ledger.do(self.ledger.calls.submit(task, celery_id or task.task_id))
         if done.created:
             await asyncio.to_thread(self.ring, task, dict(enumerate(queues)))
         elif not done.state.terminal:
