@@ -16,6 +16,7 @@ import yaml
 from polarq.contracts import RolloutState
 from polarq.testing.redis import EmbeddedRedis
 from polarq.testing.stack import LocalStack, free_port
+from polarq_worker.node import read_health
 from tests.worker.conftest import ask, commands_with, shell_task, wait_until
 from tests.worker.test_control import wait_for_state
 
@@ -117,6 +118,32 @@ def test_a_node_without_inference_waits_and_says_so_and_goes_on_when_it_is_there
         stack.start_inference(port)
         result = stack.client.wait("waits", 90)
         assert result.counts.completed == 1, result.results[0].outcome
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "inference", "says"),
+    [
+        ({"reachable": True, "ids": True, "model": "m", "served": ["m"]}, True, ""),
+        ({"reachable": False, "ids": None, "problem": "http://e does not answer"}, False, "http://e does not answer"),
+        ({"reachable": True, "ids": None, "model": "x", "served": ["m"]}, False, "http://e serves m and not 'x'"),
+        ({"reachable": True, "ids": False, "model": "m", "served": ["m"]}, False, "gives no token ids"),
+        ({"reachable": None, "ids": None, "model": "", "served": []}, None, ""),
+    ],
+)
+def test_inference_is_usable_when_it_answers_serves_the_model_and_gives_ids(
+    endpoint: dict[str, Any], inference: bool | None, says: str
+) -> None:
+    health = read_health({"inference": [{"url": "http://e", **endpoint}]})
+    assert health.inference is inference
+    assert says in health.message
+
+
+def test_a_node_whose_engine_serves_another_model_takes_nothing_and_says_so(tmp_path: Path, scenario: Path) -> None:
+    with LocalStack(tmp_path, scenario=str(scenario), nodes={"node0": {"model_served": "other"}}) as stack:
+        wait_until(lambda: stack.client.nodes()[0].health.inference is False)
+        assert "serves scripted and not 'other'" in stack.client.nodes()[0].health.message
+        stack.client.submit(shell_task("other", ask(1)))
+        assert stack.client.record("other").counts.queued == 1
 
 
 @pytest.mark.slow

@@ -307,9 +307,21 @@ def read_health(answer: Any) -> NodeHealth:
     endpoints = answer.get("inference") if isinstance(answer, dict) else None
     if not isinstance(endpoints, list) or not endpoints:
         return NodeHealth(proxy=True)
+    problems = [_problem(endpoint) for endpoint in endpoints]
+    if all(problems):
+        return NodeHealth(proxy=True, inference=False, message="; ".join(p for p in problems if p))
     if any(e.get("reachable") and e.get("ids") for e in endpoints):
         return NodeHealth(proxy=True, inference=True)
-    if any(e.get("reachable") is not False and e.get("ids") is None for e in endpoints):
-        return NodeHealth(proxy=True)
-    problems = "; ".join(str(e.get("problem") or f"{e.get('url')} does not answer") for e in endpoints)
-    return NodeHealth(proxy=True, inference=False, message=problems)
+    return NodeHealth(proxy=True)
+
+
+def _problem(endpoint: Any) -> str | None:
+    """Why every rollout on this endpoint would be wasted; None when it would not, or is not known yet."""
+    url, served, model = endpoint.get("url"), endpoint.get("served") or [], endpoint.get("model")
+    if endpoint.get("reachable") is False:
+        return str(endpoint.get("problem") or f"{url} does not answer")
+    if served and model not in served:
+        return f"{url} serves {', '.join(served)} and not '{model}'; set the node's model_served to what it serves"
+    if endpoint.get("ids") is False:
+        return str(endpoint.get("problem") or f"{url} gives no token ids; use vLLM 0.14 or later")
+    return None
