@@ -12,12 +12,11 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -25,8 +24,9 @@ import typer
 
 from polarq.cli.demo_report import Report, Story
 from polarq.cli.door import RedisDoor, Update
+from polarq.cli.interrupts import Interrupts
 from polarq.cli.options import Json
-from polarq.cli.outcome import ExitCode, Signalled, Unusable, command, complain, task_code
+from polarq.cli.outcome import ExitCode, Unusable, command, complain, task_code
 from polarq.cli.picture import Picture
 from polarq.cli.progress import follow
 from polarq.cli.terminal import Screen, shown_lines
@@ -68,19 +68,20 @@ def demo(
     home = _state_folder(state_dir)
     report = Report(home, keep=keep)
     story = Story(Screen(), report, quiet=as_json)
-    with _signals():
-        code = _play(story, num_samples, max_run_workers, timeout)
+    interrupts = Interrupts()
+    with interrupts.caught():
+        code = _play(story, interrupts, num_samples, max_run_workers, timeout)
     story.end(code)
     return code
 
 
-def _play(story: Story, num_samples: int, max_run_workers: int, timeout_s: float) -> ExitCode:
+def _play(story: Story, interrupts: Interrupts, num_samples: int, max_run_workers: int, timeout_s: float) -> ExitCode:
     """The whole demo, from the first process to the last one's end."""
     from polarq.testing.stack import PartDidNotStart
 
     report, running = story.report, ExitStack()
     try:
-        stack = _start(running, story, max_run_workers)
+        stack = _start(running, story, interrupts, max_run_workers)
         picture = _run(stack, story, num_samples, timeout_s)
         report.picture = picture
         with story.timed("results_s"):
@@ -100,7 +101,7 @@ def _play(story: Story, num_samples: int, max_run_workers: int, timeout_s: float
     return task_code(picture.state, picture.counts)
 
 
-def _start(running: ExitStack, story: Story, max_run_workers: int) -> LocalStack:
+def _start(running: ExitStack, story: Story, interrupts: Interrupts, max_run_workers: int) -> LocalStack:
     """Starts every part; `running` stops them in reverse order."""
     from polarq.testing.redis import EmbeddedRedis
     from polarq.testing.stack import LocalStack, free_port
@@ -110,7 +111,8 @@ def _start(running: ExitStack, story: Story, max_run_workers: int) -> LocalStack
         url, prefix = settings.redis_url, "polarq"
         if url is None:
             server = EmbeddedRedis(password=secrets.token_urlsafe(24), data_dir=home / "redis")
-            running.enter_context(server)
+            with interrupts.held():
+                running.enter_context(server)
             url = server.url
             told(f"a private one on 127.0.0.1:{server.port}")
         else:
@@ -130,12 +132,14 @@ def _start(running: ExitStack, story: Story, max_run_workers: int) -> LocalStack
     )
     running.callback(stack.stop)
     # Both at once: neither needs the other to start.
-    stack.start_inference(free_port(), wait=False)
+    with interrupts.held():
+        stack.start_inference(free_port(), wait=False)
     stack.write_topology()
     stack.topology_path.chmod(0o600)  # the password of Redis is in it
     os.environ.update({name: stack.env[name] for name in ("POLARQ_TOPOLOGY", "POLARQ_REDIS_URL", "POLARQ_STATE_DIR")})
     with story.part("worker_s", "worker") as told_worker:
-        worker = stack.start_worker("node0", wait=False)
+        with interrupts.held():
+            worker = stack.start_worker("node0", wait=False)
         with story.part("inference_s", "inference") as told:
             with ThreadPoolExecutor(1) as meanwhile:
                 # Needed below, and there is time now. In a thread, as a signal that arrives while a module is loaded
@@ -230,18 +234,3 @@ def _sweep(story: Story, url: str, prefix: str) -> None:
 def _no_proxy(name: str) -> str:
     """Everything of the demo is on loopback, whatever proxy the environment names."""
     return ",".join(part for part in (os.environ.get(name, ""), "127.0.0.1,localhost,::1") if part)
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP stop everything as Ctrl-C does."""
-
-    def stop(number: int, _frame: object) -> None:
-        raise Signalled(number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
