@@ -80,6 +80,8 @@ class _Deployment:
                         priority=priority,
                         shadow=f"rollout.{task.agent.harness or 'custom'}",
                         producer=producer,
+                        # The ledger has the result. Celery would subscribe this process to a channel per rollout.
+                        ignore_result=True,
                     )
         except (OperationalError, RuntimeError) as exc:
             # RuntimeError: kombu's own, when the connection it is retrying on was closed under it.
@@ -99,7 +101,7 @@ class _Deployment:
                 self.app.control.revoke(job_ids, terminate=True)
             if cancelled.known and not cancelled.already_over and not cancelled.active:
                 # Whoever commits a task's last rollout tells its Celery results and callback. Nobody committed here.
-                self.app.send_task(FINISH_TASK, args=[task_id], queue=SUBMIT_QUEUE)
+                self.app.send_task(FINISH_TASK, args=[task_id], queue=SUBMIT_QUEUE, ignore_result=True)
         except (OperationalError, RuntimeError) as exc:
             log.warning("task %s is cancelled in the ledger; its workers could not be told at once: %s", task_id, exc)
 

@@ -156,10 +156,11 @@ def test_rollouts_that_end_while_redis_is_away_are_committed_and_free_their_slot
     sections = {"gateway": {"lease_s": 120}}
     nodes = {"node0": {"max_run_workers": 2, "max_init_workers": 1, "max_postrun_workers": 1, "ready_buffer": 0}}
     with server, LocalStack(tmp_path, scenario=str(scenario), redis=server, nodes=nodes, sections=sections) as stack:
-        command = f"{ask(1)}\nwhile [ ! -e {gate} ]; do sleep 0.05; done\ntouch {tmp_path}/ended.$SESSION_ID"
+        hold = f"while [ ! -e {gate} ]; do sleep 0.05; done"
+        command = f"{ask(1)}\ntouch {tmp_path}/asked.$SESSION_ID\n{hold}\ntouch {tmp_path}/ended.$SESSION_ID"
         stack.client.submit(shell_task("away", command, num_samples=2))
-        for index in range(2):
-            wait_for_state(stack, f"away.{index}", RolloutState.RUNNING)
+        asked = [tmp_path / f"asked.away.{index}" for index in range(2)]
+        wait_until(lambda: all(path.exists() for path in asked))
         server.kill()
         gate.touch()
         ended = [tmp_path / f"ended.away.{index}" for index in range(2)]

@@ -10,9 +10,10 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from polarq.contracts.rollout import (
@@ -57,6 +58,15 @@ _GRANT_MARGIN_S = 120.0
 """A grant outlives the agent's budget by this much at most, should nobody close it."""
 
 
+STOPPED = Outcome(
+    state=RolloutState.CANCELLED, boundary=Boundary.CONTROL, reason="cancelled", message="cancelled on request"
+)
+"""What a stop from outside makes of a rollout, unless the engine gives it back or discards it."""
+
+KEPT_LOGS = 500
+"""Rollouts whose logs a node keeps, the newest ones."""
+
+
 class LeaseLost(Exception):
     """Somebody else has this rollout now: stop, and commit nothing."""
 
@@ -81,10 +91,6 @@ class Walk:
         self.harness: HarnessReport | None = None
         self.trajectory: Trajectory | None = None
         self.reward: Reward | None = None
-        self.stopped_by = Outcome(
-            state=RolloutState.CANCELLED, boundary=Boundary.CONTROL, reason="cancelled", message="cancelled on request"
-        )
-        """What a cancellation of `run` means; the engine sets it before it cancels."""
         self.ending = False
         """The stages are over, by themselves or stopped; what follows must not be interrupted."""
         self._began = time.monotonic()
@@ -100,7 +106,7 @@ class Walk:
         except StageFailed as exc:
             outcome = exc.outcome
         except (asyncio.CancelledError, CancelRequested):
-            outcome = self.stopped_by
+            outcome = STOPPED
         except LeaseLost:
             self.ending = True
             await self._teardown()
@@ -339,8 +345,10 @@ class Walk:
         budget = self.budgets.teardown_s
         if self.secret is not None:
             await self._quietly("close the grant", self._close_grant(), budget)
+        kept = self.services.logs_dir / "rollouts" / f"{self.rollout_id}-{self.claim.token}"
         for runtime in self.runtimes:
-            self._keep_logs(runtime)
+            copying = asyncio.to_thread(keep_logs, runtime.host_log_dir, kept / runtime.runtime_id)
+            await self._quietly("keep the logs", copying, budget)
         await asyncio.gather(*(self._quietly("stop the sandbox", r.stop(), budget) for r in self.runtimes))
         self.timing["teardown_s"] = time.monotonic() - began
 
@@ -349,23 +357,12 @@ class Walk:
         assert self.secret is not None
         await close_grant(ledger.redis, ledger.calls.keys, self.secret)
 
-    async def _quietly(self, what: str, work: Any, budget_s: float) -> None:
+    async def _quietly(self, what: str, work: Awaitable[None], budget_s: float) -> None:
         try:
             async with asyncio.timeout(budget_s):
                 await work
         except Exception as exc:
             log.error("rollout %s: could not %s: %s: %s", self.rollout_id, what, type(exc).__name__, exc)
-
-    def _keep_logs(self, runtime: Runtime) -> None:
-        source = runtime.host_log_dir
-        if not source.is_dir():
-            return
-        target = self.services.logs_dir / f"{self.rollout_id}-{self.claim.token}" / runtime.runtime_id
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore_dangling_symlinks=True)
-        except (OSError, shutil.Error) as exc:
-            log.warning("rollout %s: its logs could not be kept: %s", self.rollout_id, exc)
 
     def _result(self, outcome: Outcome) -> RolloutResult:
         claim, task = self.claim, self.task
@@ -387,3 +384,14 @@ class Walk:
             ended_at=claim.claimed_at + timedelta(seconds=self.timing["total_s"]),
             metadata=task.metadata,
         )
+
+
+def keep_logs(source: Path, target: Path) -> None:
+    """Copies a sandbox's logs to where a person finds them, and forgets the oldest rollouts' beyond `KEPT_LOGS`."""
+    if not source.is_dir():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+    rollouts = sorted(target.parent.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
+    for old in rollouts[:-KEPT_LOGS]:
+        shutil.rmtree(old, ignore_errors=True)
