@@ -143,6 +143,17 @@ class CompletionPersistence(Contract):
     retry_backoff_seconds: float = Field(0.1, ge=0, le=60, description="Accepted from Polar's files.")
 
 
+class PoolModel(Contract):
+    """Polar's section for frozen side models; polarq serves the policy only and routes nothing here."""
+
+    alias: Annotated[str, StringConstraints(pattern=r"^pool/\S+$")] = Field(description="Accepted from Polar's files.")
+    model: NonEmpty = Field(description="Accepted from Polar's files.")
+    base_url: HttpUrl = Field(description="Accepted from Polar's files.")
+    api_key_env: str | None = Field(None, description="Accepted from Polar's files.")
+    max_concurrency: int = Field(32, gt=0, description="Accepted from Polar's files.")
+    max_active_episodes: int | None = Field(None, gt=0, description="Accepted from Polar's files.")
+
+
 class Node(Contract):
     """One gateway node: a Celery worker on a host, and its proxy."""
 
@@ -168,6 +179,7 @@ class Node(Contract):
         None, ge=0, le=4096, description="Prepared sandboxes that may wait for a run slot; blank: max_run_workers."
     )
     default_runtime: RuntimeSpec | None = Field(None, description="Runtime of tasks that name none.")
+    model_pool: list[PoolModel] = Field([], description="Accepted from Polar's files; nothing is routed there.")
     labels: dict[str, str] = Field({}, description="What placement can select nodes by.")
     proxy: ProxySection = Field(ProxySection(), description="The node's proxy.")
 
