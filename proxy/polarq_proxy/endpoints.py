@@ -16,7 +16,7 @@ from polarq_proxy.engines.base import Engine, EngineFacts
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.jsons import encode
 from polarq_proxy.upstream import Upstream
-from polarq_proxy.versions import PolicyVersions
+from polarq_proxy.versions import UNREAD, PolicyVersions
 
 log = logging.getLogger("polarq.proxy")
 
@@ -206,7 +206,7 @@ class Endpoint:
         try:
             data = await self.upstream.get_json(path, QUICK_TIMEOUT_S)
         except CallFault:
-            return None
+            return UNREAD
         version = self.engine.read_weights(data)
         self._weights_route = version is not None
         return version

@@ -31,6 +31,7 @@ from polarq_proxy.counters import Counters
 from polarq_proxy.endpoints import Endpoint
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.grants import Session
+from polarq_proxy.versions import UNREAD
 
 log = logging.getLogger("polarq.proxy")
 
@@ -276,6 +277,8 @@ def _spans(capture: Capture, choice: Choice, length: int) -> tuple[list[VersionS
         before, after = capture.version_before, capture.version_after
         if before is None or after is None:
             return [], None
+        if UNREAD in {before, after}:
+            return [], "the policy version could not be read around the call"
         if before != after:
             return [], f"the policy version changed during the call (from {before} to {after})"
         return [VersionSpan(version=before, start=0, end=length)], None

@@ -12,6 +12,9 @@ from collections.abc import Awaitable, Callable
 
 FRESH_S = 1.0
 
+UNREAD = ""
+"""The engine has versions and did not tell one now: what it samples meanwhile belongs to no version for sure."""
+
 
 class PolicyVersions:
     """`fetch` asks the engine; None: it does not say."""

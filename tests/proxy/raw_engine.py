@@ -68,6 +68,8 @@ class RawEngine:
     weights: str | None = None
     """What /weight_info says; None: there is no such route."""
     weight_reads: int = 0
+    weights_fail: bool = False
+    """/weight_info answers 500."""
 
 
 def answer(text: str = "ok", ids: tuple[int, ...] = (11, 12), **fields: Any) -> dict[str, Any]:
@@ -169,5 +171,6 @@ async def _read(
         engine.weight_reads += 1
         if engine.weights is not None:
             known[path] = {"weight_version": engine.weights}
-    await call.whole(known.get(path, {}), 200 if path in known else 404)
+    failing = path == "/weight_info" and engine.weights_fail
+    await call.whole(known.get(path, {}), 500 if failing else 200 if path in known else 404)
     return None

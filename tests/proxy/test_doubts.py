@@ -212,6 +212,22 @@ async def test_a_policy_that_changes_during_a_call_is_noticed(redis_client: Redi
             assert mixed.weight_versions == []
 
 
+async def test_a_call_whose_policy_version_cannot_be_read_is_not_trained_on(redis_client: Redis, keys: Keys) -> None:
+    async with raw_engine(lambda call: call.whole(answer())) as engine:
+        engine.weights = "v1"
+        async with running(redis_client, keys, engine.url) as rig:
+            await rig.ask()
+            engine.weights_fail = True
+            await rig.ask()
+            engine.weights_fail = False
+            await rig.ask()
+            await rig.ask()
+            first, unread, _, later = await rig.records()
+            assert first.trainable
+            assert unread.untrainable == "the policy version could not be read around the call"
+            assert later.trainable
+
+
 async def test_reads_of_the_version_are_shared(redis_client: Redis, keys: Keys) -> None:
     together = asyncio.Event()
 
