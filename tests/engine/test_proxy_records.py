@@ -333,18 +333,19 @@ async def test_a_policy_version_that_changes_during_a_call_makes_the_call_untrai
 ) -> None:
     """This release of the server names no version in its answers, so a call that saw two of them belongs to neither."""
     session = await proxy.session()
-    body = {**says("Go on.", max_tokens=400, ignore_eos=True), "model": "m", "stream": True}
+    body = {**says("Go on.", max_tokens=1200, ignore_eos=True), "model": "m", "stream": True}
     async with httpx.AsyncClient(timeout=60) as client:
         try:
             async with client.stream("POST", f"{session.base_url}/chat/completions", json=body) as response:
                 lines = response.aiter_lines()
                 await anext(lines)
-                await client.post(f"{engine.base_url}/update_weight_version", json={"new_version": "step-2"})
+                changed = await client.post(f"{engine.base_url}/update_weight_version", json={"new_version": "step-2"})
+                assert changed.status_code == 200
                 assert [line async for line in lines if line][-1] == "data: [DONE]"
         finally:
             await client.post(f"{engine.base_url}/update_weight_version", json={"new_version": "default"})
     [completion] = await session.recorded()
-    assert len(completion.sampled_ids) == 400
+    assert len(completion.sampled_ids) == 1200
     assert not completion.trainable
     assert completion.untrainable == "the policy version changed during the call (from default to step-2)"
 
