@@ -7,12 +7,12 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from polarq.testing.tiny_model import make_tiny_model
 
+from ..needs import not_here
 from .reference import ReferenceModel
 from .vllm_server import EngineDidNotStart, VllmServer, run_vllm
 
@@ -69,7 +69,7 @@ def engine(
     model_dir: Path, engine_cache: Path, tmp_path_factory: pytest.TempPathFactory, note: Note
 ) -> Iterator[VllmServer]:
     if importlib.util.find_spec("vllm") is None:
-        _unavailable("vLLM is not installed in this environment: run `make test-engine`")
+        not_here("vLLM is not installed in this environment: run `make test-engine`")
     log = tmp_path_factory.mktemp("vllm") / "server.log"
     with contextlib.ExitStack() as running:
         try:
@@ -83,10 +83,3 @@ def engine(
 @pytest.fixture(scope="session")
 def reference(engine: VllmServer) -> ReferenceModel:
     return ReferenceModel(engine.model_dir)
-
-
-def _unavailable(reason: str) -> NoReturn:
-    """A missing service fails in CI and skips on a laptop."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)

@@ -16,6 +16,8 @@ from polarq_worker.runtimes.base import SandboxLayout
 from polarq_worker.runtimes.local import LocalRuntime
 from tests.harnesses.conftest import MakeContext
 
+from ..needs import not_here
+
 LAYOUT = SandboxLayout.below("/polar/session")
 BASE = "http://10.1.2.3:8081/s/grant"
 DEAD_PROXY = "http://127.0.0.1:9"
@@ -118,7 +120,7 @@ async def test_a_corporate_proxy_does_not_swallow_model_calls(
     client: str, runtime: LocalRuntime, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if client == "curl" and shutil.which("curl") is None:
-        pytest.skip("curl is not installed")
+        not_here("curl is not installed")
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, DEAD_PROXY)
     app = web.Application()

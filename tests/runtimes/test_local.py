@@ -19,6 +19,8 @@ from polarq.testing.runtime_contract import CONTRACT_ENV, RuntimeContract, appea
 from polarq_worker.runtimes.capture import LOG_CAP_BYTES
 from polarq_worker.runtimes.local import LocalRuntime
 
+from ..needs import not_here
+
 LONG_S = 120.0
 
 
@@ -194,9 +196,10 @@ async def test_a_process_that_replaces_itself_all_the_time_is_killed(runtime: Lo
     await runtime.put_bytes(b'echo x > alive; setsid bash "$0" & exit', "hydra")
     assert (await runtime.exec("bash hydra", timeout_s=LONG_S)).ok
     await appears(runtime, "alive")
-    assert processes_of(runtime.root)
+    # One look may fall between two copies: it is alive as long as some look finds one, and gone when none does.
+    await until(lambda: bool(processes_of(runtime.root)))
     await runtime.stop()
-    assert processes_of(runtime.root) == []
+    assert [processes_of(runtime.root) for _ in range(20)] == [[]] * 20
 
 
 async def test_a_cancellation_at_any_moment_leaves_nothing_running(runtime: LocalRuntime) -> None:
@@ -299,7 +302,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False, capture_output=True
     )
     if mounted.returncode != 0:
-        pytest.skip("mounting a small disk needs root")
+        not_here("mounting a small disk needs root")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
 

@@ -21,6 +21,8 @@ from polarq.contracts.task import Task
 from polarq.testing.calculator import REPO, TASK_FILE
 from polarq.testing.inference import ScriptedInference, expected_logprobs, load_scenario
 
+from ...needs import not_here
+
 SCENARIO = load_scenario("calculator")
 TASK = Task.load(TASK_FILE)
 SCORING = TASK.evaluator.config if TASK.evaluator else {}
@@ -151,8 +153,9 @@ async def run_mini(server: ScriptedInference, script: str, folder: Path) -> dict
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mini", path=str(Path(sys.executable).parent)) is None, reason="needs mini-swe-agent")
 async def test_the_real_mini_swe_agent_plays_all_four_scripts(tmp_path: Path) -> None:
+    if shutil.which("mini", path=str(Path(sys.executable).parent)) is None:
+        not_here("mini-swe-agent is not installed")
     async with ScriptedInference(scenario=SCENARIO, served_model_name="demo") as server:
         folders = {script.name: tmp_path / script.name for script in SCENARIO.scripts}
         for folder in folders.values():
