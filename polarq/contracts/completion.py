@@ -89,6 +89,13 @@ class Completion(Contract):
     model_served: str = ""
     model_requested: str = ""
 
+    exact: bool = False
+    """The proxy sent the prompt as token ids: the ids of the branch this call continues, and what was new."""
+    exact_missed: str | None = None
+    """Why a call in exact mode was rendered by the engine after all; None: it was not, or the mode is off."""
+    overridden: dict[str, Any] = {}
+    """Sampling parameters that the harness asked for and the rollout's rules replaced or limited: its own values."""
+
     label: CompletionLabel = CompletionLabel.TRAIN
     side_kind: str | None = None
     incomplete: bool = False

@@ -30,6 +30,10 @@ class ModelCall:
     wants_ids: bool = False
     """Whether the harness itself asked for token ids."""
     wants_logprobs: bool = False
+    prompt: str | list[int] | None = None
+    """A bare prompt instead of messages (legacy completions); `messages` then only says it for the record."""
+    native: Any = None
+    """What the dialect needs again from the request to write the answer; nobody else reads it."""
 
 
 @dataclass(slots=True)

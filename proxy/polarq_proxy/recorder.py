@@ -60,6 +60,13 @@ class Capture:
     body: dict[str, Any] = field(default_factory=dict)
     """What was sent to the engine."""
     model_asked: str = ""
+    label: CompletionLabel = CompletionLabel.TRAIN
+    side_kind: str | None = None
+    retry_of: int | None = None
+    exact_ids: list[int] | None = None
+    """The prompt that was sent as ids; the engine's echo must equal it."""
+    exact_missed: str | None = None
+    overridden: dict[str, Any] = field(default_factory=dict)
     version_before: str | None = None
     version_after: str | None = None
 
@@ -184,7 +191,12 @@ def completions_of(capture: Capture, answer: Answer, broken: str | None) -> list
                 engine=engine.name if engine is not None else "",
                 model_served=answer.model or capture.model_asked,
                 model_requested=call.model,
-                label=CompletionLabel.TRAIN if broken is None else CompletionLabel.ABORTED,
+                retry_of=capture.retry_of,
+                exact=capture.exact_ids is not None,
+                exact_missed=capture.exact_missed,
+                overridden=capture.overridden,
+                label=capture.label if broken is None else CompletionLabel.ABORTED,
+                side_kind=capture.side_kind,
                 incomplete=broken is not None,
                 untrainable=shared or _doubt(choice, ids, logprobs) or bad or odd,
             )
@@ -199,6 +211,8 @@ def _shared_doubt(capture: Capture, answer: Answer, prompt_ids: list[int] | None
         return f"asked for model '{capture.model_asked}', answered by '{answer.model}'"
     if prompt_ids is None:
         return "the engine gave no prompt ids"
+    if capture.exact_ids is not None and prompt_ids != capture.exact_ids:
+        return "the engine conditioned on other ids than the ones it was sent"
     if usage is None or usage.completion_tokens is None or usage.prompt_tokens is None:
         return "the engine gave no usage, so that the ids cannot be counted"
     if len(prompt_ids) != usage.prompt_tokens:

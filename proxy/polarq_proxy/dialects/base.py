@@ -21,6 +21,8 @@ class Operation(StrEnum):
     """What a route is for."""
 
     GENERATE = "generate"
+    COUNT_TOKENS = "count_tokens"
+    """How long a prompt would be; `parse` reads its body too."""
     LIST_MODELS = "list_models"
     SHOW_MODEL = "show_model"
 
@@ -77,6 +79,8 @@ class ServedModel:
 class StreamWriter(ABC):
     """Writes one streamed answer. Every method returns whole events, ready to be sent."""
 
+    content_type: ClassVar[str] = "text/event-stream; charset=utf-8"
+
     @abstractmethod
     def piece(self, piece: Piece) -> bytes:
         """What the harness sees of a piece; may be nothing. Called for every piece before the end."""
@@ -124,6 +128,10 @@ class Dialect(ABC):
     @abstractmethod
     def fault(self, fault: CallFault) -> Reply:
         """An error, before anything was sent."""
+
+    def counted(self, call: ModelCall, tokens: int) -> Reply:
+        """The answer to a `COUNT_TOKENS` route."""
+        raise NotImplementedError(f"{self.name} has no route that counts tokens")
 
     @abstractmethod
     def models(self, models: Sequence[ServedModel]) -> Reply:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -42,8 +42,24 @@ class Engine(ABC):
     """GET: the policy version that samples now. None: it has no such route."""
 
     @abstractmethod
-    def request(self, call: ModelCall, model: str, *, stream: bool) -> EngineRequest:
-        """The request that makes `model` answer `call` and give up its token ids."""
+    def request(
+        self, call: ModelCall, model: str, *, stream: bool, prompt_ids: Sequence[int] | None = None
+    ) -> EngineRequest:
+        """The request that makes `model` answer `call` and give up its token ids.
+
+        With `prompt_ids` the engine is to condition on exactly these ids instead of rendering the messages.
+        """
+
+    def rendering(self, call: ModelCall, model: str, *, generation_prompt: bool = True) -> EngineRequest | None:
+        """The request that gives the ids of `call`'s prompt without sampling; None: this engine cannot.
+
+        Without `generation_prompt` the prompt ends with its last message.
+        """
+        return None
+
+    def read_rendering(self, data: bytes) -> list[int]:
+        """The ids in the answer to `rendering`. Raises `CallFault`."""
+        raise NotImplementedError(f"{self.name} renders nothing")
 
     @abstractmethod
     def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ log-probabilities null, so it is always asked for. Thinking is `reasoning` here 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from polarq.contracts.completion import Usage, VersionSpan
@@ -27,6 +27,7 @@ _SAMPLING = {
     "response_format", "structured_outputs", "truncate_prompt_tokens", "skip_special_tokens",
     "spaces_between_special_tokens",
 }  # fmt: skip
+_RENDERED_BY = ("chat_template", "chat_template_kwargs", "continue_final_message", "mm_processor_kwargs")
 _GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag")
 
 # Older servers name no parameter in this error: there only the sentence tells it from other refusals.
@@ -39,7 +40,9 @@ class VllmEngine(Engine):
     version_path: ClassVar[str | None] = "/version"
     weights_path: ClassVar[str | None] = "/weight_info"
 
-    def request(self, call: ModelCall, model: str, *, stream: bool) -> EngineRequest:
+    def request(
+        self, call: ModelCall, model: str, *, stream: bool, prompt_ids: Sequence[int] | None = None
+    ) -> EngineRequest:
         body = dict(call.options)
         top = body.get("top_logprobs")
         body.update(
@@ -61,7 +64,29 @@ class VllmEngine(Engine):
             body["stream_options"] = {"include_usage": True}
         else:
             body.pop("stream_options", None)
+        if prompt_ids is not None:
+            # The side door for ids that were rendered elsewhere: the template is skipped, the parsers still work.
+            body["kv_transfer_params"] = {"prompt_token_ids": list(prompt_ids)}
         return EngineRequest("/v1/chat/completions", body)
+
+    def rendering(self, call: ModelCall, model: str, *, generation_prompt: bool = True) -> EngineRequest | None:
+        body: dict[str, Any] = {"model": model, "add_generation_prompt": generation_prompt}
+        if call.prompt is not None:
+            body.update(prompt=call.prompt)
+            return EngineRequest("/tokenize", body)
+        body["messages"] = [_to_engine(message) for message in call.messages]
+        if call.tools:
+            body["tools"] = call.tools
+        for key in _RENDERED_BY:
+            if call.options.get(key) is not None:
+                body[key] = call.options[key]
+        return EngineRequest("/tokenize", body)
+
+    def read_rendering(self, data: bytes) -> list[int]:
+        ids = _tree(data).get("tokens")
+        if not isinstance(ids, list) or not all(isinstance(token_id, int) for token_id in ids):
+            raise CallFault(FaultKind.ENGINE_FAULT, "the inference server rendered no token ids")
+        return ids
 
     def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in body.items() if key in _SAMPLING and value is not None}

@@ -1,0 +1,15 @@
+"""OpenAI Responses dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from polarq_proxy.dialects.base import Route
+from polarq_proxy.dialects.openai_chat import OpenAIChatDialect
+
+
+class OpenAIResponsesDialect(OpenAIChatDialect):
+    name: ClassVar[str] = "openai_responses"
+    fallback: ClassVar[bool] = False
+    routes: ClassVar[Sequence[Route]] = ()
