@@ -1,11 +1,245 @@
-"""SGLang engine."""
+"""SGLang (0.5.13 and later): ids through chat completions.
+
+Which fields give them up depends on the release:
+
+- 0.5.20 and later: `return_input_ids_in_sglext` and `return_output_ids_in_sglext`, whole and streamed. In a stream they
+  come once, in an event without choices after the last text, and not at all when the call broke off.
+- 0.5.17 to 0.5.19: `return_token_ids`, not streamed; `token_ids` in 0.5.17, `response_token_ids` since 0.5.18.
+- 0.5.13 to 0.5.16: `return_prompt_token_ids`, not streamed; the sampled ids are in `meta_info`.
+
+Those that refuse to stream ids are asked for whole answers, whatever the harness wants. Whole answers always carry
+`meta_info` too: its list pairs each log-probability with its id, while `logprobs.content` was shorter in some releases.
+The server ignores fields that it does not know, so presence is checked on what comes back.
+
+Log-probabilities are those of the logits divided by the temperature, before top-k and top-p.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
-from polarq_proxy.engines.vllm import VllmEngine
+from polarq_proxy.call import Answer, ModelCall, Piece
+from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest
+from polarq_proxy.engines.sglang_answers import answer_of, piece_of
+from polarq_proxy.engines.wire import error_tree, objects, retry_after_s, status_of, text, tree_of
+from polarq_proxy.faults import CallFault, FaultKind
+from polarq_proxy.sse import SseEvent
+
+_SGLEXT = (0, 5, 20)
+_TOKEN_IDS = (0, 5, 17)
+_NEWEST = _SGLEXT
+
+_SAMPLING = {
+    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "min_tokens", "n", "seed",
+    "stop", "stop_token_ids", "stop_regex", "ignore_eos", "no_stop_trim", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "logit_bias", "regex", "ebnf", "response_format", "tool_choice", "parallel_tool_calls",
+    "reasoning_effort", "chat_template_kwargs", "continue_final_message", "skip_special_tokens",
+    "custom_logit_processor", "custom_params", "lora_path", "use_beam_search",
+}  # fmt: skip
+_RENDERED_BY = ("chat_template_kwargs", "reasoning_effort", "continue_final_message", "tool_choice")
+_GRAMMARS = ("regex", "ebnf", "custom_logit_processor")
+
+# The server names no parameter in this error; the sentence is all there is. (prompt tokens, context)
+_TOO_LONG = (
+    re.compile(r"The input \((?P<prompt>\d+) tokens\) is longer than the model's context length \((?P<limit>\d+)"),
+    re.compile(r"Input length \((?P<prompt>\d+) tokens\) exceeds the maximum allowed length \((?P<limit>\d+)"),
+    re.compile(r"maximum context length of (?P<limit>\d+) tokens(?:.*?: (?P<prompt>\d+) tokens from the input)?"),
+)
 
 
-class SglangEngine(VllmEngine):
+class SglangEngine(Engine):
+    """`version` is the server's own; blank: taken for a new one."""
+
     name: ClassVar[str] = "sglang"
+    version_path: ClassVar[str | None] = "/server_info"
+    weights_path: ClassVar[str | None] = "/model_info"
+
+    def __init__(self, version: str = "") -> None:
+        self._release = _release(version)
+
+    def configured(self, facts: EngineFacts) -> Self:
+        """The engine as that server speaks."""
+        return type(self)(facts.version)
+
+    @property
+    def streams_ids(self) -> bool:
+        return self._release >= _SGLEXT
+
+    def request(
+        self, call: ModelCall, model: str, *, stream: bool, prompt_ids: Sequence[int] | None = None
+    ) -> EngineRequest:
+        if call.prompt is not None:
+            return self._completion(call, model, stream=stream, prompt_ids=prompt_ids)
+        stream = stream and self.streams_ids
+        body = dict(call.options)
+        body.update(
+            model=model,
+            messages=call.messages,
+            stream=stream,
+            logprobs=True,
+            top_logprobs=_top(body),
+            **self._ids_wanted(stream=stream),
+        )
+        if call.tools:
+            body["tools"] = call.tools
+        else:
+            body.pop("tool_choice", None)
+        if prompt_ids is not None:
+            # The template is skipped; stops and the tool parser still come from messages and tools.
+            body["input_ids"] = list(prompt_ids)
+        return EngineRequest("/v1/chat/completions", _streaming(body, stream))
+
+    def _ids_wanted(self, *, stream: bool) -> dict[str, bool]:
+        """What makes this release give up ids in a chat answer. `return_meta_info` is refused in streams."""
+        wanted = {} if stream else {"return_meta_info": True}
+        if self._release >= _SGLEXT:
+            return {**wanted, "return_input_ids_in_sglext": True, "return_output_ids_in_sglext": True}
+        if self._release >= _TOKEN_IDS:
+            return {**wanted, "return_token_ids": True}
+        return {**wanted, "return_prompt_token_ids": True}
+
+    def _completion(
+        self, call: ModelCall, model: str, *, stream: bool, prompt_ids: Sequence[int] | None
+    ) -> EngineRequest:
+        """A bare prompt. Ids come since 0.5.17, also in streams."""
+        body = dict(call.options)
+        top = _top(body)
+        body.pop("top_logprobs", None)
+        body.pop("tool_choice", None)
+        body.update(
+            model=model,
+            prompt=call.prompt if prompt_ids is None else list(prompt_ids),
+            stream=stream,
+            logprobs=top,
+            return_token_ids=True,
+        )
+        return EngineRequest("/v1/completions", _streaming(body, stream))
+
+    def rendering(self, call: ModelCall, model: str, *, generation_prompt: bool = True) -> EngineRequest | None:
+        if call.prompt is not None:
+            return EngineRequest("/tokenize", {"model": model, "prompt": call.prompt})
+        if not generation_prompt:
+            return None  # it always opens the answer
+        body: dict[str, Any] = {"model": model, "messages": call.messages}
+        if call.tools:
+            body["tools"] = call.tools
+        for key in _RENDERED_BY:
+            if call.options.get(key) is not None and (call.tools or key != "tool_choice"):
+                body[key] = call.options[key]
+        return EngineRequest("/tokenize", body)
+
+    def read_rendering(self, data: bytes) -> list[int]:
+        ids = tree_of(data).get("tokens")
+        if not isinstance(ids, list) or not all(isinstance(token_id, int) for token_id in ids):
+            raise CallFault(FaultKind.ENGINE_FAULT, "the inference server rendered no token ids")
+        return ids
+
+    def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in body.items() if key in _SAMPLING and value is not None}
+
+    def grammar(self, body: Mapping[str, Any]) -> str | None:
+        choice = body.get("tool_choice")
+        if isinstance(choice, dict) or choice == "required":
+            return "tool_choice: " + ("required" if choice == "required" else "named")
+        form = body.get("response_format")
+        if isinstance(form, dict) and form.get("type") not in {None, "text"}:
+            return f"response_format: {form['type']}"
+        if choice != "none" and any(_strict(tool) for tool in objects(body.get("tools"))):
+            return "strict tools"
+        return next((key for key in _GRAMMARS if body.get(key) is not None), None)
+
+    def untrainable(self, body: Mapping[str, Any]) -> str | None:
+        return "beam search: the log-probabilities are not those of a sample" if body.get("use_beam_search") else None
+
+    def logprobs_mode(self, body: Mapping[str, Any]) -> str:
+        """What the log-probabilities of an answer to this request are of. At temperature 1 (and at 0, which samples
+        the likeliest id of unscaled logits) the division changes nothing; without a temperature the model's own
+        default holds, which is not known here. A server may be started with SGLANG_RETURN_ORIGINAL_LOGPROB=1 and then
+        never divides; it does not tell."""
+        temperature = body.get("temperature")
+        if not isinstance(temperature, (int, float)):
+            return "unknown"
+        return "raw_logprobs" if temperature in {0, 1} else "temperature_scaled_logprobs"
+
+    def read(self, data: bytes) -> Answer:
+        tree = tree_of(data)
+        if tree.get("error") is not None or tree.get("object") == "error":
+            raise self._fault(status_of(tree.get("error", tree)), {}, tree)
+        answer = answer_of(tree)
+        if not answer.choices:
+            raise CallFault(FaultKind.ENGINE_FAULT, "the inference server's answer holds no choice")
+        return answer
+
+    def read_event(self, event: SseEvent) -> Piece:
+        if event.data == b"[DONE]":
+            return Piece(done=True)
+        tree = tree_of(event.data)
+        if tree.get("error") is not None or tree.get("object") == "error":
+            raise self._fault(status_of(tree.get("error", tree)), {}, tree)
+        return piece_of(tree)
+
+    def fault(self, status: int, headers: Mapping[str, str], data: bytes) -> CallFault:
+        return self._fault(status, headers, error_tree(data))
+
+    def _fault(self, status: int, headers: Mapping[str, str], tree: Mapping[str, Any]) -> CallFault:
+        error = tree.get("error", tree)
+        error = error if isinstance(error, dict) else {"message": str(error)}
+        message = text(error.get("message")) or text(error.get("detail")) or f"status {status}"
+        words = f"the inference server answered {status}: {message}"
+        too_long = next(filter(None, (words_of.search(message) for words_of in _TOO_LONG)), None)
+        if status == 400 and too_long is not None:
+            limit, tokens = too_long["limit"], too_long["prompt"]
+            return CallFault(
+                FaultKind.CONTEXT_OVERFLOW,
+                message,
+                max_context=int(limit),
+                prompt_tokens=int(tokens) if tokens else None,
+            )
+        if status in {401, 403}:
+            return CallFault(FaultKind.MISCONFIGURED, f"{words} (polarq's key for it: see api_key_env in the topology)")
+        if status in {404, 405}:
+            return CallFault(FaultKind.MISCONFIGURED, f"{words} (see inference.model and base_url in the topology)")
+        if status == 413:
+            return CallFault(FaultKind.TOO_LARGE, words)
+        if status in {429, 503}:
+            return CallFault(FaultKind.OVERLOADED, words, status=status, retry_after_s=retry_after_s(headers))
+        if status < 500:
+            return CallFault(FaultKind.REFUSED, message, param=text(error.get("param")) or None)
+        return CallFault(FaultKind.ENGINE_FAULT, words, status=status if status < 600 else 502)
+
+    def read_facts(self, version: Any, models: Any) -> EngineFacts:
+        served: dict[str, int | None] = {}
+        for item in objects(models.get("data") if isinstance(models, dict) else None):
+            length = item.get("max_model_len")
+            served[text(item.get("id"))] = length if isinstance(length, int) else None
+        return EngineFacts(text(version.get("version")) if isinstance(version, dict) else "", served)
+
+    def read_weights(self, data: Any) -> str | None:
+        version = data.get("weight_version") if isinstance(data, dict) else None
+        return None if version is None else str(version)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """(0, 5, 18) of "0.5.18.post1"."""
+    numbers = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
+    return tuple(map(int, numbers.groups())) if numbers else _NEWEST
+
+
+def _top(body: Mapping[str, Any]) -> int:
+    """How many alternatives to ask for."""
+    top = body.get("top_logprobs")
+    return top if isinstance(top, int) and not isinstance(top, bool) and top > 0 else 0
+
+
+def _streaming(body: dict[str, Any], stream: bool) -> dict[str, Any]:
+    body.pop("stream_options", None)
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    return body
+
+
+def _strict(tool: Mapping[str, Any]) -> bool:
+    function = tool.get("function")
+    return isinstance(function, dict) and function.get("strict") is True
