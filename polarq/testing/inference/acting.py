@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -18,13 +19,19 @@ _BAD_VALUES = {"NaN": math.nan, "-Infinity": -math.inf, "null": None, "-9999.0":
 _HTML = "<!doctype html><html><head><title>Welcome</title></head><body>It works!</body></html>\n"
 
 
+ErrorShape = Callable[[str, str, str | None, int], Json]
+"""(message, kind, parameter, status) to the JSON that this engine's errors have."""
+
+
 class ApiError(Exception):
-    """An answer in vLLM's error shape."""
+    """An error answer; the application gives it its engine's shape."""
 
     def __init__(self, status: int, message: str, kind: str, param: str | None = None, **headers: str) -> None:
         super().__init__(message)
         self.status = status
-        self.body = error_body(message, kind, param, status)
+        self.message = message
+        self.kind = kind
+        self.param = param
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
@@ -88,9 +95,10 @@ class Spoiler:
             case faults.OtherModel(model=model):
                 payload["model"] = model
             case faults.WrongEcho():
-                for holder in (payload, *payload["choices"]):
-                    if holder.get("prompt_token_ids"):
-                        holder["prompt_token_ids"].pop()
+                for holder in _holders(payload):
+                    for name in _ALIASES["prompt_token_ids"]:
+                        if holder.get(name):
+                            holder[name] = holder[name][:-1]
             case faults.WrongUsage(delta=delta):
                 if payload.get("usage"):
                     payload["usage"]["completion_tokens"] += delta
@@ -105,9 +113,10 @@ class Spoiler:
     def _omit(payload: Json, fields: tuple[str, ...]) -> Json | None:
         if "usage" in fields and "usage" in payload and not payload["choices"]:
             return None
-        for holder in (payload, *payload["choices"]):
+        for holder in _holders(payload):
             for name in fields:
-                holder.pop(name, None)
+                for alias in _ALIASES.get(name, (name,)):
+                    holder.pop(alias, None)
         return payload
 
     def _miscount(self, payload: Json, delta: int) -> None:
@@ -115,7 +124,9 @@ class Spoiler:
             if self._counted or not choice.get("logprobs"):
                 continue
             self._counted = True
-            for column in choice["logprobs"].values():
+            columns = list(choice["logprobs"].values())
+            columns += [meta["output_token_logprobs"] for meta in _meta_infos([choice])]
+            for column in columns:
                 if delta < 0:
                     column.pop()
                 else:
@@ -135,14 +146,39 @@ class Spoiler:
                 entries[at]["logprob"] = value
             else:
                 entries[at] = value
+            for meta in _meta_infos([choice]):
+                meta["output_token_logprobs"][at][0] = value
+
+
+_ALIASES = {
+    "prompt_token_ids": ("prompt_token_ids", "input_ids"),
+    "token_ids": ("token_ids", "response_token_ids", "output_ids", "output_token_logprobs"),
+    "logprobs": ("logprobs", "output_token_logprobs"),
+}
+"""Under what names the engines give one thing."""
+
+
+def _holders(payload: Json) -> Iterator[Json]:
+    """The objects of an answer in which ids, log-probabilities and counts are."""
+    yield payload
+    yield from payload["choices"]
+    yield from _meta_infos(payload["choices"])
+    if payload.get("sglext"):
+        yield payload["sglext"]
+
+
+def _meta_infos(choices: list[Json]) -> Iterator[Json]:
+    """SGLang's `meta_info` objects that hold log-probabilities."""
+    return (choice["meta_info"] for choice in choices if "output_token_logprobs" in (choice.get("meta_info") or {}))
 
 
 class Answer:
     """Writes one body to the connection, and cuts it where the fault says so."""
 
-    def __init__(self, request: web.Request, fault: Fault | None) -> None:
+    def __init__(self, request: web.Request, fault: Fault | None, shape: ErrorShape = error_body) -> None:
         self._request = request
         self._fault = fault
+        self._shape = shape
         self._left = fault.byte if isinstance(fault, faults.CutAtByte) else None
         self.response = web.StreamResponse()
 
@@ -178,7 +214,7 @@ class Answer:
             case faults.Hang(after_tokens=after) if after is not None and count >= after:
                 await hang()
             case faults.StreamError() if count >= self._fault.after_tokens:
-                await self.event(error_body(self._fault.message, "InternalServerError", None, 500))
+                await self.event(self._shape(self._fault.message, "InternalServerError", None, 500))
                 await self.done()
                 return True
         return False

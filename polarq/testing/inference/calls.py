@@ -15,7 +15,9 @@ class SampledCall:
     """One choice of one request. Fields fill while tokens come; times are seconds since the epoch.
 
     `aborted` is set when the client went away, or the engine aborted, before the last token; `sampled_ids` are then
-    those sampled until that moment. `delivered` is set when the whole answer was written to the connection.
+    those sampled until that moment. `hung_up` is set when it was the client (or the server's own stop). `delivered` is
+    set when the whole answer was written to the connection. `request_digest` is the SHA-256 of the request's body:
+    the same for requests that are byte for byte the same; `user` is the body's field of that name.
     """
 
     request_id: str
@@ -25,12 +27,15 @@ class SampledCall:
     script: str
     turn_index: int
     prompt_ids: tuple[int, ...]
+    request_digest: str = ""
+    user: str | None = None
     started_at: float = field(default_factory=time.time)
     sampled_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     weight_versions: list[str] = field(default_factory=list)
     finish_reason: str | None = None
     aborted: bool = False
+    hung_up: bool = False
     delivered: bool = False
     finished_at: float | None = None
 

@@ -23,8 +23,8 @@ KIND = "chat.completion.chunk"
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     body = await read_body(request, ChatRequest)
-    asker = engine.asker(request, body, "chatcmpl")
-    prompt_ids, prompt_text = engine.prompt_of(body)
+    asker = await engine.asker(request, body, "chatcmpl")
+    prompt_ids, prompt_text = await engine.prompt_of(body)
     limits = engine.limits(body, engine.room(prompt_ids, body.limit))
     selected = [engine.selected(asker, body.messages, choice) for choice in range(body.n)]
     await engine.admit()
@@ -40,24 +40,19 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         tokenizer=engine.tokenizer,
         prompt_text=prompt_text if body.return_prompt_text else None,
         show_ids=bool(body.return_token_ids) and engine.options.token_ids,
-        show_versions=bool(body.return_weight_versions),
+        show_versions=bool(body.return_weight_versions) and engine.options.since(0, 33),
         as_token_ids=bool(body.return_tokens_as_token_ids),
         logprobs=(body.top_logprobs or 0) if body.logprobs and shown else None,
     )
     generations: list[Generation] = []
-    delivered = False
-    try:
+    with engine.answering(generations):
         for choice, turn in enumerate(selected):
             generations.append(
                 engine.start(asker, turn, prompt_ids, limits, choice=choice, thinking=body.thinking, fault=fault)
             )
         answer = Answer(request, fault)
         conversation = _Conversation(engine, body, reply, fault, answer, Spoiler(fault))
-        response = await (conversation.streamed(generations) if body.stream else conversation.unary(generations))
-        delivered = True
-        return response
-    finally:
-        engine.close(generations, delivered=delivered)
+        return await (conversation.streamed(generations) if body.stream else conversation.unary(generations))
 
 
 @dataclass

@@ -14,8 +14,6 @@ from polarq.testing.inference.faults import Fault, Hang
 from polarq.testing.inference.generation import Generation
 from polarq.testing.inference.reading import read_body
 from polarq.testing.inference.requests import CompletionRequest
-from polarq.testing.inference.selection import NoSuchScript, Selected
-from polarq.testing.inference.tokenizer import Tokenizer
 from polarq.testing.inference.wire import Reply
 
 DEFAULT_MAX_TOKENS = 16
@@ -25,30 +23,27 @@ DEFAULT_MAX_TOKENS = 16
 async def completions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     body = await read_body(request, CompletionRequest)
-    asker = engine.asker(request, body, "cmpl")
-    prompts = [engine.checked(p) if isinstance(p, list) else engine.encoded(p) for p in body.prompts]
+    asker = await engine.asker(request, body, "cmpl")
+    prompts = [engine.checked(p) if isinstance(p, list) else await engine.encoded_plain(p) for p in body.prompts]
     if not prompts or not all(prompts):
         raise ApiError(400, "the prompt is empty", "BadRequestError", "prompt")
     wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     limits = [engine.limits(body, engine.room(prompt_ids, wanted)) for prompt_ids in prompts]
-    selected = [[_selected(engine, asker, ids, choice) for choice in range(body.n)] for ids in prompts]
+    selected = [[engine.selected_for_ids(asker, ids, choice) for choice in range(body.n)] for ids in prompts]
     await engine.admit()
     fault = engine.selector.fault(selected[0][0])
     if (refusal := await before_sampling(request, fault, streamed=body.stream)) is not None:
         return refusal
     work = _Work(body, sum(map(len, prompts)), fault, Answer(request, fault), Spoiler(fault), [])
-    delivered = False
-    try:
+    generations: list[Generation] = []
+    with engine.answering(generations):
         for ids, limit, turns in zip(prompts, limits, selected, strict=True):
             reply = _reply(engine, body, asker, ids)
             for choice, turn in enumerate(turns):
                 started = engine.start(asker, turn, ids, limit, choice=choice, fault=fault)
+                generations.append(started)
                 work.choices.append(_Choice(len(work.choices), reply, started))
-        response = await (work.streamed() if body.stream else work.unary())
-        delivered = True
-        return response
-    finally:
-        engine.close([choice.generation for choice in work.choices], delivered=delivered)
+        return await (work.streamed() if body.stream else work.unary())
 
 
 @dataclass(frozen=True)
@@ -66,31 +61,10 @@ def _reply(engine: Engine, body: CompletionRequest, asker: Asker, prompt_ids: Se
         prompt_ids=prompt_ids,
         tokenizer=engine.tokenizer,
         show_ids=bool(body.return_token_ids) and engine.options.token_ids,
-        show_versions=bool(body.return_weight_versions),
+        show_versions=bool(body.return_weight_versions) and engine.options.since(0, 33),
         as_token_ids=bool(body.return_tokens_as_token_ids),
         logprobs=body.logprobs,
     )
-
-
-def _selected(engine: Engine, asker: Asker, prompt_ids: Sequence[int], choice: int) -> Selected:
-    try:
-        return engine.selector.select_for_prompt(
-            engine.tokenizer.decode(prompt_ids),
-            _earlier_answers(engine.tokenizer, prompt_ids),
-            suffix=asker.suffix,
-            session_id=asker.session_id,
-            choice=choice,
-        )
-    except NoSuchScript as exc:
-        raise ApiError(400, str(exc), "BadRequestError") from None
-
-
-def _earlier_answers(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> int:
-    """How many assistant turns of the chat template the prompt holds, the one being opened not counted."""
-    opening = tokenizer.assistant_opening
-    size = len(opening)
-    found = sum(list(prompt_ids[at : at + size]) == opening for at in range(len(prompt_ids) - size + 1))
-    return found - (list(prompt_ids[-size:]) == opening)
 
 
 @dataclass

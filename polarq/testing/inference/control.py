@@ -63,7 +63,10 @@ async def tokenize(request: web.Request) -> web.Response:
     body = await read_body(request, TokenizeRequest)
     if body.prompt is None and body.messages is None:
         raise ApiError(400, "either 'prompt' or 'messages' is needed", "BadRequestError")
-    ids = engine.encoded(body.prompt if body.prompt is not None else engine.rendered(body))
+    if body.prompt is None:
+        ids = await engine.encoded(engine.rendered(body))
+    else:
+        ids = await (engine.encoded_plain(body.prompt) if body.add_special_tokens else engine.encoded(body.prompt))
     shown = [engine.tokenizer.shown(token_id) for token_id in ids] if body.return_token_strs else None
     limit = engine.options.max_model_len
     return _json({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": shown})

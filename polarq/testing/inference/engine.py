@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import hmac
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +24,22 @@ from polarq.testing.inference.sampling import Limits, sample
 from polarq.testing.inference.selection import NoSuchScript, Selected, Selector, session_of
 from polarq.testing.inference.tokenizer import load_tokenizer
 
+START_TOKEN = "<|endoftext|>"
+"""What a template with a start token begins with, and what the tokenizer puts before plain text."""
+LARGE_CHARS = 64 * 1024
+"""Longer texts are encoded in a thread, so that the server goes on answering others."""
+
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks: the request's id, its session, and the script that the model's name chooses."""
+    """Who asks: the request's id, its session, the script that the model's name chooses, and what tells two requests
+    apart."""
 
     request_id: str
     session_id: str | None
     suffix: str | None
+    digest: str = ""
+    user: str | None = None
 
 
 class Engine:
@@ -47,21 +58,22 @@ class Engine:
     # Asking
 
     def authorise(self, headers: Mapping[str, str]) -> None:
-        """As in vLLM the key guards /v1 only. Raises `ApiError`."""
+        """Raises `ApiError` when there is a key and this is not it."""
         key = self.options.api_key
         given = headers.get("Authorization", "")
         if key is not None and not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
             raise ApiError(401, "Unauthorized", "AuthenticationError")
 
-    def asker(self, request: web.Request, body: SamplingRequest, prefix: str) -> Asker:
-        """Raises `ApiError` for a model that is not served."""
+    async def asker(self, request: web.Request, body: SamplingRequest, prefix: str) -> Asker:
+        """Raises `ApiError` for a model that is not served; SGLang takes any name."""
         name, _, suffix = (body.model or self.options.served_model_name).partition(":")
         served = self.options.served_model_name
-        if name != served:
+        if name != served and self.options.engine == "vllm":
             message = f"The model `{body.model}` does not exist. Valid aliases: {served}."
             raise ApiError(404, message, "NotFoundError", "model")
         request_id = f"{prefix}-{request.headers.get('X-Request-Id') or uuid.uuid4().hex[:16]}"
-        return Asker(request_id, session_of(request.headers, body.session_id), suffix or None)
+        digest = hashlib.sha256(await request.read()).hexdigest()
+        return Asker(request_id, session_of(request.headers, body.session_id), suffix or None, digest, body.user)
 
     async def admit(self) -> None:
         """While the engine is paused, new requests queue (`keep`) or are refused, as vLLM 0.33 does it."""
@@ -71,13 +83,15 @@ class Engine:
 
     # Prompts
 
-    def prompt_of(self, body: ChatRequest) -> tuple[list[int], str | None]:
+    async def prompt_of(self, body: ChatRequest) -> tuple[list[int], str | None]:
         """(prompt ids, rendered text). Raises `ApiError`."""
         side_door = body.kv_transfer_params.prompt_token_ids if body.kv_transfer_params else None
-        if side_door is not None and self.options.token_in:
+        if side_door is not None and self.options.token_in and self.options.since(0, 27):
             return self.checked(side_door), None
         text = self.rendered(body)
-        return self.encoded(text), text
+        if self.tokenizer.fewest(text) >= self.options.max_model_len:
+            raise self._prompt_too_long()
+        return await self.encoded(text), text
 
     def rendered(self, body: ChatRequest | TokenizeRequest) -> str:
         if body.add_generation_prompt and body.continue_final_message:
@@ -86,7 +100,7 @@ class Engine:
         if not body.messages:
             raise ApiError(400, "at least one message is needed", "BadRequestError", "messages")
         try:
-            return render(
+            text = render(
                 body.messages,
                 tools=body.tools,
                 add_generation_prompt=body.add_generation_prompt,
@@ -96,10 +110,17 @@ class Engine:
             )
         except CannotRender as exc:
             raise ApiError(400, str(exc), "BadRequestError", "messages") from None
+        return START_TOKEN + text if self.options.start_token else text
 
-    def encoded(self, text: str) -> list[int]:
+    async def encoded_plain(self, text: str) -> list[int]:
+        """The ids of a text that no template wrote: the tokenizer adds its start token, whatever the text holds."""
+        return await self.encoded(START_TOKEN + text if self.options.start_token else text)
+
+    async def encoded(self, text: str) -> list[int]:
         try:
-            return self.tokenizer.encode(text)
+            if len(text) < LARGE_CHARS:
+                return self.tokenizer.encode(text)
+            return await asyncio.to_thread(self.tokenizer.encode_aside, text)
         except UnicodeEncodeError as exc:
             raise ApiError(400, f"the prompt is not valid Unicode text: {exc}", "BadRequestError") from None
 
@@ -118,28 +139,46 @@ class Engine:
                 f"tokens. (parameter=max_tokens, value={wanted})"
             )
             raise ApiError(400, message, "BadRequestError", "max_tokens")
-        start = f"This model's maximum context length is {limit} tokens. However, "
         if used >= limit:
-            message = (
-                f"{start}your prompt contains at least {limit + 1} input tokens, which exceeds this limit even "
-                "without any output tokens. Please reduce the length of the input prompt. "
-                f"(parameter=input_tokens, value={limit + 1})"
-            )
-            raise ApiError(400, message, "BadRequestError", "input_tokens")
+            raise self._prompt_too_long()
         if wanted is not None and used + wanted > limit:
             message = (
-                f"{start}you requested {wanted} output tokens and your prompt contains at least {used} input tokens, "
-                f"for a total of at least {used + wanted} tokens. Please reduce the length of the input prompt or "
-                f"the number of requested output tokens. (parameter=input_tokens, value={used})"
+                f"This model's maximum context length is {limit} tokens. However, you requested {wanted} output "
+                f"tokens and your prompt contains at least {used} input tokens, for a total of at least "
+                f"{used + wanted} tokens. Please reduce the length of the input prompt or the number of requested "
+                f"output tokens. (parameter=input_tokens, value={used})"
             )
             raise ApiError(400, message, "BadRequestError", "input_tokens")
         return wanted if wanted is not None else limit - used
+
+    def _prompt_too_long(self) -> ApiError:
+        """vLLM stops counting one past its limit."""
+        limit = self.options.max_model_len
+        message = (
+            f"This model's maximum context length is {limit} tokens. However, your prompt contains at least "
+            f"{limit + 1} input tokens, which exceeds this limit even without any output tokens. Please reduce the "
+            f"length of the input prompt. (parameter=input_tokens, value={limit + 1})"
+        )
+        return ApiError(400, message, "BadRequestError", "input_tokens")
 
     # Sampling
 
     def selected(self, asker: Asker, messages: Sequence[Mapping[str, Any]], choice: int) -> Selected:
         try:
             return self.selector.select(messages, suffix=asker.suffix, session_id=asker.session_id, choice=choice)
+        except NoSuchScript as exc:
+            raise ApiError(400, str(exc), "BadRequestError") from None
+
+    def selected_for_ids(self, asker: Asker, prompt_ids: Sequence[int], choice: int) -> Selected:
+        """The turn for a prompt that is no list of messages."""
+        try:
+            return self.selector.select_for_prompt(
+                self.tokenizer.decode(prompt_ids),
+                _earlier_answers(self.tokenizer.assistant_opening, list(prompt_ids)),
+                suffix=asker.suffix,
+                session_id=asker.session_id,
+                choice=choice,
+            )
         except NoSuchScript as exc:
             raise ApiError(400, str(exc), "BadRequestError") from None
 
@@ -175,6 +214,8 @@ class Engine:
             script=selected.script.name,
             turn_index=selected.turn_index,
             prompt_ids=tuple(prompt_ids),
+            request_digest=asker.digest,
+            user=asker.user,
         )
         self.prompt_tokens += len(prompt_ids)
         delay_s, rate = self._pace(selected)
@@ -188,13 +229,36 @@ class Engine:
         delay_s = next(delay for delay in delays if delay is not None)
         return delay_s, next((rate for rate in rates if rate is not None), None)
 
-    def close(self, generations: Sequence[Generation], *, delivered: bool) -> None:
-        """Ends the records of a request's choices, whatever happened to it."""
+    @contextmanager
+    def answering(self, generations: Sequence[Generation]) -> Iterator[None]:
+        """Ends the records of a request's choices, whatever happens to it; the list may still grow inside."""
+        try:
+            yield
+        except (asyncio.CancelledError, ConnectionError):
+            self._close(generations, delivered=False, hung_up=True)
+            raise
+        except BaseException:
+            self._close(generations, delivered=False)
+            raise
+        self._close(generations, delivered=True)
+
+    def _close(self, generations: Sequence[Generation], *, delivered: bool, hung_up: bool = False) -> None:
         for generation in generations:
             generation.close()
+            generation.call.hung_up = hung_up
             generation.call.delivered = delivered and generation.call.finish_reason is not None
             self.generation_tokens += generation.count
         self.ledger.changed()
+
+
+def _earlier_answers(opening: list[int], prompt_ids: list[int]) -> int:
+    """How many assistant turns of the chat template the prompt holds, the one being opened not counted."""
+    size = len(opening)
+    found = sum(
+        prompt_ids[at] == opening[0] and prompt_ids[at : at + size] == opening
+        for at in range(len(prompt_ids) - size + 1)
+    )
+    return found - (prompt_ids[-size:] == opening)
 
 
 ENGINE: web.AppKey[Engine] = web.AppKey("engine", Engine)

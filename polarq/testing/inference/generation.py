@@ -50,6 +50,11 @@ class Gate:
         while self.paused == "keep":
             await self._resumed.wait()
 
+    async def running_again(self) -> None:
+        """Returns at once unless the engine is paused, however; then at `resume`."""
+        while self.paused is not None:
+            await self._resumed.wait()
+
     def enter(self, generation: Generation) -> None:
         self.running.add(generation)
         self._idle.clear()

@@ -38,6 +38,7 @@ class SamplingRequest(_Request):
     return_tokens_as_token_ids: bool | None = None
     return_weight_versions: bool | None = None
     session_id: str | None = None
+    user: str | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -102,6 +103,7 @@ class TokenizeRequest(_Request):
     """`POST /tokenize`: a plain prompt or a chat."""
 
     prompt: str | None = None
+    add_special_tokens: bool = True
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True

@@ -40,6 +40,7 @@ class Tokenizer:
             else bytes(unhide[char] for char in bpe.id_to_token(token_id) or "")
             for token_id in range(self.vocabulary_size)
         ]
+        self._longest = max(map(len, self._bytes))
         self._byte_ids = {token: token_id for token_id, token in enumerate(self._bytes) if len(token) == 1}
 
     def _id_of(self, token: str) -> int:
@@ -51,6 +52,15 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The canonical ids of `text`; special tokens written in the text become their ids."""
         return list(self._bpe.encode(text, add_special_tokens=False).ids)
+
+    def encode_aside(self, text: str) -> list[int]:
+        """The same for a thread: other threads run meanwhile."""
+        [encoded] = self._bpe.encode_batch_fast([text], add_special_tokens=False)  # unlike encode() it frees the lock
+        return list(encoded.ids)
+
+    def fewest(self, text: str) -> int:
+        """No encoding of `text` has fewer ids than this; costs no encoding."""
+        return -(-len(text.encode(errors="replace")) // self._longest)
 
     def encode_drifted(self, text: str, seed: int) -> list[int]:
         """Other ids for the same text, as a model may sample them: some tokens are cut in two, chosen by `seed`.

@@ -74,6 +74,23 @@ def chat_logprobs(reply: Reply, generation: Generation, indexes: Iterable[int]) 
     return {"content": entries}
 
 
+def generate_logprobs(reply: Reply, generation: Generation, indexes: Iterable[int]) -> Json | None:
+    """As `/inference/v1/generate` writes them: by integer id, the sampled one always among the top ones."""
+    if reply.logprobs is None:
+        return None
+    sample = generation.sample
+    entries = []
+    for at in indexes:
+        before = [*reply.prompt_ids, *sample.token_ids[:at]] if reply.logprobs else []
+        found = top_logprobs(before, sample.token_ids[at], reply.logprobs, reply.tokenizer.vocabulary_size)
+        top = [{"token_id": token_id, "logprob": logprob, "rank": rank} for rank, (token_id, logprob) in
+               enumerate(found or [(sample.token_ids[at], sample.logprobs[at])], start=1)]  # fmt: skip
+        entries.append(
+            {"token_id": sample.token_ids[at], "logprob": sample.logprobs[at], "rank": 1, "top_logprobs": top}
+        )
+    return {"content": entries}
+
+
 def _top_entry(reply: Reply, token_id: int, logprob: float) -> Json:
     token = reply.token(token_id, "".join(reply.tokenizer.pieces([token_id])))
     return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
@@ -85,8 +102,8 @@ def tool_call_id(reply: Reply, choice_index: int, call_index: int) -> str:
     return "chatcmpl-tool-" + hashlib.sha256(seed).hexdigest()[:16]
 
 
-def chat_choice(reply: Reply, generation: Generation, message: Message, finish_reason: str | None) -> Json:
-    index = generation.call.choice_index
+def chat_message(reply: Reply, index: int, message: Message) -> Json:
+    """The assistant's message of choice `index`."""
     said: Json = {
         "role": "assistant",
         "content": message.content,
@@ -105,9 +122,14 @@ def chat_choice(reply: Reply, generation: Generation, message: Message, finish_r
             for at, (name, arguments) in enumerate(message.tool_calls)
         ]
     said["reasoning"] = message.reasoning
+    return said
+
+
+def chat_choice(reply: Reply, generation: Generation, message: Message, finish_reason: str | None) -> Json:
+    index = generation.call.choice_index
     choice: Json = {
         "index": index,
-        "message": said,
+        "message": chat_message(reply, index, message),
         "logprobs": chat_logprobs(reply, generation, range(len(generation.sample.token_ids))),
         "finish_reason": finish_reason,
         "stop_reason": generation.sample.stop_reason,
