@@ -11,6 +11,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from polarq.client.limits import check_task
+from polarq.client.pausing import (
+    LEASE_S,
+    TIMEOUT_S,
+    InferenceState,
+    inference_state,
+    pause_inference,
+    resume_inference,
+)
 from polarq.client.results import Trajectories, assemble, payload_refs
 from polarq.client.routing import celery_priority, choose_queues
 from polarq.contracts.event import Event
@@ -20,6 +28,7 @@ from polarq.contracts.task import Task
 from polarq.errors import LedgerUnavailable, NodeNotFound, NotQueued, ResultTimeout, TaskNotFound
 from polarq.ledger import AsyncLedger, Cancelled, Ledger, Submitted, TaskHead, TaskRecord, calls_for, without_password
 from polarq.settings import Settings
+from polarq.store.pauses import PauseMode
 from polarq.store.payloads import get_payload
 from polarq.topology import Topology, broker_url, load_topology, redis_url
 
@@ -369,6 +378,24 @@ class AsyncClient(_Deployment):
             raise NodeNotFound(f"no node '{node_id}' has announced itself")
         await self.ledger.do(self.ledger.calls.set_node_flag(node_id, "draining", on))
         return node.model_copy(update={"draining": on})
+
+    async def inference_state(self) -> InferenceState:
+        """Whether model calls are held back, and how many are in flight."""
+        return await inference_state(self.ledger, await self.nodes())
+
+    async def pause_inference(
+        self, *, mode: PauseMode = "drain", timeout_s: float = TIMEOUT_S, lease_s: float = LEASE_S
+    ) -> InferenceState:
+        """Holds every model call back, and returns when none is in flight on any live node. Raises `NotPaused`.
+
+        `drain` lets calls in flight end, `abort` cuts them (what they sampled is kept, and what no harness has seen
+        is sampled anew after the pause). The pause ends by itself after `lease_s`.
+        """
+        return await pause_inference(self.ledger, self.nodes, mode=mode, timeout_s=timeout_s, lease_s=lease_s)
+
+    async def resume_inference(self) -> bool:
+        """Ends the pause; whether there was one."""
+        return await resume_inference(self.ledger)
 
     async def _record(self, task_id: str, *, with_request: bool = False) -> TaskRecord:
         return _known(await self.ledger.do(self.ledger.calls.task(task_id, with_request=with_request)), task_id)

@@ -63,7 +63,7 @@ class Completion(Contract):
     dialect: str
     path: str
     request_digest: str
-    """SHA-256 of the native request body."""
+    """The same for every repeat of a request, whatever way its answer travels; tells repeats from other calls."""
     streamed: bool = False
 
     messages: list[dict[str, Any]] = []

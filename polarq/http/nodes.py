@@ -7,6 +7,7 @@ from itertools import islice
 
 from aiohttp import web
 
+from polarq.client.pausing import InferenceState, NotPaused
 from polarq.errors import LedgerUnavailable, NodeNotFound
 from polarq.http.answers import Refused, answer, retry_after
 from polarq.http.metrics import CONTENT_TYPE, metrics_page
@@ -120,23 +121,45 @@ async def _infos(shim: Shim) -> list[GatewayNodeInfo]:
 
 
 async def inference_status(shim: Shim, request: web.Request) -> web.StreamResponse:
-    """Whether model calls are held back. The ledger does not count calls in flight, so `inflight` is null."""
+    """Whether model calls are held back; `inflight` is null while some live node has not said."""
     query(request, NoQuery)
-    nodes = await shim.client.nodes()
-    alive = [node for node in nodes if node.alive]
-    made: InferenceStatus = {
-        "paused": bool(alive) and all(node.paused for node in alive),
-        "inflight": None,
+    return answer(_inference(await shim.client.inference_state()))
+
+
+async def pause_inference(shim: Shim, request: web.Request) -> web.StreamResponse:
+    """Answers when nothing is in flight on any live node; 504 when that takes too long (the pause then still holds)."""
+    wanted = query(request, PauseQuery)
+    try:
+        state = await shim.client.pause_inference(
+            mode=wanted.mode, timeout_s=wanted.timeout_seconds, lease_s=wanted.lease_seconds
+        )
+    except NotPaused as exc:
+        raise Refused(504, str(exc)) from None
+    return answer(_inference(state))
+
+
+async def resume_inference(shim: Shim, request: web.Request) -> web.StreamResponse:
+    query(request, NoQuery)
+    await shim.client.resume_inference()
+    return answer(_inference(await shim.client.inference_state()))
+
+
+def _inference(state: InferenceState) -> InferenceStatus:
+    return {
+        "paused": state.paused,
+        "inflight": state.in_flight,
         "nodes": [
-            {"node_id": n.node_id, "paused": n.paused, "alive": n.alive, "inference": n.health.inference} for n in nodes
+            {
+                "node_id": node.node_id,
+                "paused": node.paused,
+                "alive": node.alive,
+                "inference": node.usable,
+                "inflight": node.in_flight,
+                "waiting": node.waiting,
+            }
+            for node in state.nodes
         ],
     }
-    return answer(made)
-
-
-async def inference_switch(shim: Shim, request: web.Request) -> web.StreamResponse:
-    query(request, PauseQuery)
-    raise Refused(501, "pausing inference is not built into this version of polarq; drain the nodes instead")
 
 
 async def not_over_http(shim: Shim, request: web.Request) -> web.StreamResponse:

@@ -21,6 +21,7 @@ _REASONS = {
     422: "A parameter or field cannot be used",
     429: "The queue is full",
     501: "Not in this version",
+    504: "Not within the time asked for",
     503: "Redis cannot be used",
 }
 _ALWAYS = (401, 422, 503)

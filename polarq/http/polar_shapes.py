@@ -198,6 +198,8 @@ class InferenceNode(TypedDict):
     paused: bool
     alive: bool
     inference: bool | None
+    inflight: int | None
+    waiting: int
 
 
 class InferenceStatus(TypedDict):

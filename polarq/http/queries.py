@@ -10,10 +10,12 @@ import msgspec
 from aiohttp import web
 from pydantic import Field
 
+from polarq.client.pausing import LEASE_S, TIMEOUT_S
 from polarq.client.results import Trajectories
 from polarq.contracts.base import ID_PATTERN, Contract
 from polarq.errors import InvalidInput, TaskNotFound
 from polarq.http.answers import Refused, problems
+from polarq.store.pauses import PauseMode
 
 Q = TypeVar("Q", bound=Contract)
 
@@ -64,7 +66,9 @@ class EventsQuery(Contract):
 class PauseQuery(Contract):
     """Parameters of `POST /admin/inference/pause`."""
 
-    timeout_seconds: float = Field(300.0, gt=0)
+    timeout_seconds: float = Field(TIMEOUT_S, gt=0, description="How long to wait until no call is in flight.")
+    lease_seconds: float = Field(LEASE_S, gt=0, description="The pause ends by itself after this time.")
+    mode: PauseMode = Field("drain", description="drain: calls in flight end; abort: they are cut.")
 
 
 def query(request: web.Request, model: type[Q]) -> Q:

@@ -85,10 +85,13 @@ ROUTES: tuple[Route, ...] = (
         _SHAPES.InferenceStatus,
     ),
     Route(
-        "POST", "/admin/inference/pause", nodes.inference_switch, "Not built in yet", None,
-        query=PauseQuery, refusals=(501,),
+        "POST", "/admin/inference/pause", nodes.pause_inference, "Hold model calls back; waits until none is in flight",
+        _SHAPES.InferenceStatus, query=PauseQuery, refusals=(504,),
     ),
-    Route("POST", "/admin/inference/resume", nodes.inference_switch, "Not built in yet", None, refusals=(501,)),
+    Route(
+        "POST", "/admin/inference/resume", nodes.resume_inference, "Let model calls pass again",
+        _SHAPES.InferenceStatus,
+    ),
     Route("POST", "/nodes/register", nodes.not_over_http, "Nodes register through Redis", None, refusals=(501,)),
     Route("POST", "/nodes/{node_id}/heartbeat", nodes.not_over_http, "Nodes beat through Redis", None, refusals=(501,)),
     Route("POST", "/callbacks/session_result", nodes.not_over_http, "Nodes commit to Redis", None, refusals=(501,)),

@@ -68,6 +68,16 @@ class Keys:
         return f"{self.prefix}:leases"
 
     @property
+    def pause(self) -> str:
+        """String with expiry: why model calls are held back, as JSON."""
+        return f"{self.prefix}:pause"
+
+    @property
+    def pause_acks(self) -> str:
+        """Hash: what each node's proxies say of the pause, as JSON."""
+        return f"{self.prefix}:pause-acks"
+
+    @property
     def waiting(self) -> str:
         """Sorted set: queued rollouts by the time they were queued (server milliseconds)."""
         return f"{self.prefix}:waiting"

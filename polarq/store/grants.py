@@ -30,7 +30,12 @@ redis.call('HSET', KEYS[1], 'state', 'closed')
 local left = redis.call('PTTL', KEYS[1])
 local keep = tonumber(ARGV[1])
 if left < 0 or left > keep then redis.call('PEXPIRE', KEYS[1], keep) end
-return redis.call('HMGET', KEYS[1], 'next_seq', 'faults', 'last_fault')
+return redis.call('HMGET', KEYS[1], 'next_seq', 'faults', 'last_fault', 'replays')
+""")
+
+_REPLAY = Script("""
+if redis.call('HGET', KEYS[1], 'state') ~= 'open' then return 0 end
+return redis.call('HINCRBY', KEYS[1], 'replays', 1)
 """)
 
 _FAULT = Script("""
@@ -84,6 +89,8 @@ class GrantUse:
     """Calls the engine failed to answer."""
     last_fault: str = ""
     """The last one's kind and text, in one line."""
+    replays: int = 0
+    """Calls that repeated an earlier one and were answered without sampling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +136,16 @@ async def close_grant(redis: Redis, keys: Keys, secret: str) -> GrantUse:
     use = await _CLOSE.run(redis, [keys.grant(digest_of(secret))], [CLOSED_KEEP_S * 1000])
     if not use:
         return GrantUse()
-    calls, faults, last_fault = use
-    return GrantUse(int(calls or 0), int(faults or 0), (last_fault or b"").decode("utf-8", "replace"))
+    calls, faults, last_fault, replays = use
+    text = (last_fault or b"").decode("utf-8", "replace")
+    return GrantUse(int(calls or 0), int(faults or 0), text, int(replays or 0))
 
 
 async def note_fault(redis: Redis, keys: Keys, secret: str, line: str) -> None:
     """Counts a call the engine failed to answer, so that the rollout's outcome can name the model as its boundary."""
     await _FAULT.run(redis, [keys.grant(digest_of(secret))], [line[:500]])
+
+
+async def note_replay(redis: Redis, keys: Keys, secret: str) -> None:
+    """Counts a call that was answered without sampling, for the trajectory's fidelity record."""
+    await _REPLAY.run(redis, [keys.grant(digest_of(secret))], [])

@@ -127,6 +127,14 @@ class ProxySection(Contract):
     stream_upstream: bool = Field(
         True, description="Stream from the engine when the harness streams; else replay one answer."
     )
+    retry_grace_s: float = Field(
+        3.0,
+        ge=0,
+        description="Seconds that a call goes on after its harness hung up, so that a repeat is not sampled again.",
+    )
+    pause_hold_s: float = Field(
+        120.0, ge=0, description="Seconds that a call waits while inference is paused, before it gets 503."
+    )
 
 
 class CompletionPersistence(Contract):

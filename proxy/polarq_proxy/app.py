@@ -7,12 +7,12 @@ path or a header, because both may hold a session's secret.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +23,25 @@ import polarq
 from polarq.ledger.keys import Keys
 from polarq.registry import names, plugin
 from polarq.store.completions import KEEP_S, CompletionLog
+from polarq.store.pauses import PauseAck
 from polarq.topology import Node
+from polarq_proxy import rules
 from polarq_proxy.bodies import BodyDamaged, BodyTooLarge, UnknownEncoding, read_body
+from polarq_proxy.call import Answer, ModelCall
 from polarq_proxy.counters import Counters
 from polarq_proxy.dialects.base import Dialect, NativeRequest, Operation, Reply, ReplyHead, Route, ServedModel
 from polarq_proxy.downstream import Downstream
 from polarq_proxy.endpoints import Fleet
 from polarq_proxy.faults import CallFault, FaultKind
-from polarq_proxy.grants import Sessions
+from polarq_proxy.flight import Flight
+from polarq_proxy.gather import pieces_of
+from polarq_proxy.grants import Session, Sessions
 from polarq_proxy.jsons import encode
+from polarq_proxy.pausing import Gate, PauseWatch
 from polarq_proxy.recorder import Capture, Recorder
-from polarq_proxy.relay import MAX_EVENT_BYTES, Relay, fail
+from polarq_proxy.relay import MAX_EVENT_BYTES, Relay, fail, sent_last
+from polarq_proxy.repeats import Ended, digest_of_call, marked_as_retry, same
+from polarq_proxy.replay import answer_of
 
 log = logging.getLogger("polarq.proxy")
 
@@ -91,10 +99,13 @@ class Proxy:
         completions = CompletionLog(redis, keys, keep_s)
         self.sessions = Sessions(redis, keys, completions)
         self.recorder = Recorder(redis, keys, completions, self.counters)
+        self.gate = Gate(node.proxy.pause_hold_s)
+        self.pauses = PauseWatch(self.gate, redis, keys, self._pause_ack)
         self.relay = Relay(
             self.fleet,
             self.recorder,
             self.counters,
+            self.gate,
             stream_upstream=node.proxy.stream_upstream,
             max_event_bytes=max_event_bytes,
         )
@@ -107,8 +118,13 @@ class Proxy:
 
     async def start(self) -> None:
         await self.fleet.start()
+        await self.pauses.start()
 
     async def close(self) -> None:
+        await self.pauses.close()
+        for flight in self.sessions.under_way():
+            flight.cancel()
+            await flight.closed()
         await self.recorder.drain()
         await self.fleet.close()
 
@@ -124,8 +140,21 @@ class Proxy:
             "ids": any(endpoint["ids"] for endpoint in endpoints),
             "inference": endpoints,
             "sessions": len(self.sessions),
+            "paused": self.gate.pause is not None,
+            "held_back": self.gate.waiting,
             **self.counters.snapshot(),
         }
+
+    def _pause_ack(self) -> PauseAck:
+        pause = self.gate.pause
+        if pause is None:
+            return PauseAck(node_id=self.node.id)
+        return PauseAck(
+            node_id=self.node.id,
+            pause_id=pause.pause_id,
+            in_flight=self.gate.in_flight,
+            waiting=self.gate.waiting,
+        )
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if request.method == "HEAD":
@@ -138,12 +167,18 @@ class Proxy:
         native = NativeRequest(place.tail, request.query, request.headers, b"")
         dialect, route, match = self._routed(request.method, native)
         try:
+            if "websocket" in request.headers.get("Upgrade", "").lower():
+                raise CallFault(
+                    FaultKind.UPGRADE, "there are no websockets here: use plain HTTP"
+                )
             if route is None or match is None:
                 text = f"{request.method} {place.shown.partition('?')[0]} is not a route of this proxy"
                 raise CallFault(FaultKind.NO_SUCH_ROUTE, text)
             if route.operation is Operation.GENERATE:
                 return await self._generate(request, place, dialect, match)
-            return _response(self._models(dialect, route, match))
+            if route.operation is Operation.COUNT_TOKENS:
+                return _response(await self._counted(request, place, dialect, match))
+            return _response(self._models(self._speaker(native, dialect), route, match))
         except CallFault as fault:
             self.counters.errors[str(fault.kind)] += 1
             return _response(dialect.fault(fault))
@@ -161,6 +196,10 @@ class Proxy:
         claiming = (dialect for dialect in self.dialects if dialect.claims(native))
         return next(claiming, self.dialects[-1]), None, None
 
+    def _speaker(self, native: NativeRequest, dialect: Dialect) -> Dialect:
+        """Several dialects have the same models routes: who claims the request answers it."""
+        return next((other for other in self.dialects if other.claims(native)), dialect)
+
     def _models(self, dialect: Dialect, route: Route, match: re.Match[str]) -> Reply:
         served = self.fleet.models()
         if route.operation is Operation.LIST_MODELS:
@@ -169,39 +208,128 @@ class Proxy:
         name = match["model"]
         return dialect.model(ServedModel(name, served.get(name) or next(iter(served.values()), None)))
 
+    async def _counted(self, request: web.Request, place: Place, dialect: Dialect, match: re.Match[str]) -> Reply:
+        body = await self._body(request)
+        session = await self.sessions.find(place.grant or _key(request))
+        call = dialect.parse(NativeRequest(place.tail, request.query, request.headers, body), match)
+        return dialect.counted(call, len(await self.relay.rendered(session, call)))
+
     async def _generate(
         self, request: web.Request, place: Place, dialect: Dialect, match: re.Match[str]
     ) -> web.StreamResponse:
         body = await self._body(request)
         session = await self.sessions.find(place.grant or _key(request))
         call = dialect.parse(NativeRequest(place.tail, request.query, request.headers, body), match)
+        digest, marked = digest_of_call(call), marked_as_retry(request.headers)
+        flight = session.repeats.joinable(digest, call, marked=marked)
+        ended = None if flight is not None else session.repeats.ended(digest, marked=marked)
+        answer = None
+        if ended is not None and ended.answered:
+            answer = await self._recorded_answer(session, ended, call)
+            if answer is not None:
+                # What was found is given out now: who asks again unmarked wants another sample.
+                ended.delivered = True
+        if ended is not None and ended.unstored is not None and same(call, ended.unstored.capture.call):
+            flight = self._stored_again(ended.unstored)
+        if flight is None and answer is None:
+            retry_of = ended.seq if ended is not None and not ended.answered else None
+            flight = self._begun(session, call, dialect, place.shown, digest, retry_of)
+        elif flight is not None or answer is not None:
+            self.counters.replays += 1
+            self.recorder.note_replay(session)
+        return await self._answered(request, dialect, call, flight, answer)
+
+    def _begun(
+        self, session: Session, call: ModelCall, dialect: Dialect, path: str, digest: str, retry_of: int | None
+    ) -> Flight:
+        session.time_left_s()
+        first_seq = session.reserve(call.choices)
         capture = Capture(
             session=session,
             call=call,
             dialect=dialect.name,
-            path=place.shown,
-            request_digest=hashlib.sha256(body).hexdigest(),
+            path=path,
+            request_digest=digest,
             completion_id=secrets.token_hex(12),
-            first_seq=session.reserve(call.choices),
+            first_seq=first_seq,
+            retry_of=retry_of,
+            overridden=rules.apply(session.spec.rules, call, session.sampled_tokens),
         )
-        head = ReplyHead(capture.completion_id, int(time.time()))
-        headers = {"X-Request-Id": capture.completion_id}
+        flight = Flight(capture, self.node.proxy.retry_grace_s)
+        self._start(flight, self.relay.sampled)
+        return flight
+
+    def _stored_again(self, earlier: Flight) -> Flight:
+        """A flight that only has to record what an earlier one sampled."""
+        answer = earlier.unstored
+        assert answer is not None
+        flight = Flight(earlier.capture, self.node.proxy.retry_grace_s)
+        self._start(flight, lambda again: self.relay.stored(again, answer))
+        return flight
+
+    def _start(self, flight: Flight, work: Callable[[Flight], Awaitable[Answer]]) -> None:
+        flight.capture.session.repeats.begin(flight)
         self.counters.in_flight += 1
+        flight.start(work, self._landed)
+
+    def _landed(self, flight: Flight, answered: bool) -> None:
+        self.counters.in_flight -= 1
+        flight.capture.session.repeats.end(flight, answered=answered)
+
+    async def _recorded_answer(self, session: Session, ended: Ended, call: ModelCall) -> Answer | None:
+        """What the record says to a repeat; None: it is about another call after all."""
+        found = [
+            completion
+            for completion in await self.sessions.recorded(session)
+            if ended.seq <= completion.seq < ended.seq + call.choices
+        ]
+        whole = len(found) == call.choices and found[0].completion_id == ended.completion_id and same(call, found[0])
+        return answer_of(found) if whole else None
+
+    async def _answered(
+        self, request: web.Request, dialect: Dialect, call: ModelCall, flight: Flight | None, answer: Answer | None
+    ) -> web.StreamResponse:
+        completion_id = flight.capture.completion_id if flight is not None else secrets.token_hex(12)
+        head = ReplyHead(completion_id, int(time.time()))
+        headers = {"X-Request-Id": completion_id}
+        if flight is not None:
+            flight.join()
         try:
             if call.stream:
-                return await self._stream(request, dialect, capture, head, headers)
-            return _response(dialect.render(call, await self.relay.whole(capture), head), headers)
+                return await self._stream(request, dialect, call, flight, answer, head, headers)
+            if answer is None:
+                assert flight is not None
+                answer = await flight.answer()
+            response = _response(dialect.render(call, answer, head), headers)
+            await response.prepare(request)
+            with suppress(ConnectionError):
+                await response.write_eof()
+                if flight is not None:
+                    flight.read_by_harness()
+            return response
         finally:
-            self.counters.in_flight -= 1
+            if flight is not None:
+                flight.leave()
 
     async def _stream(
-        self, request: web.Request, dialect: Dialect, capture: Capture, head: ReplyHead, headers: dict[str, str]
+        self,
+        request: web.Request,
+        dialect: Dialect,
+        call: ModelCall,
+        flight: Flight | None,
+        answer: Answer | None,
+        head: ReplyHead,
+        headers: dict[str, str],
     ) -> web.StreamResponse:
-        writer = dialect.writer(capture.call, head)
-        down = Downstream(request, headers, self.node.proxy.keepalive_s, writer.wait)
+        writer = dialect.writer(call, head)
+        down = Downstream(request, headers, self.node.proxy.keepalive_s, writer.wait, writer.content_type)
         async with down:
             try:
-                await self.relay.streamed(capture, writer, down)
+                if flight is None:
+                    assert answer is not None
+                    await sent_last(down, writer.end(pieces_of(answer), answer))
+                elif await self.relay.deliver(flight, writer, down):
+                    flight.read_by_harness()
             except CallFault:
                 raise
             except Exception:

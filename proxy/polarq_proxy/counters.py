@@ -15,6 +15,8 @@ class Counters:
     prompt_tokens: int = 0
     untrainable: int = 0
     """Recorded calls that cannot be trained on."""
+    replays: int = 0
+    """Calls that were answered without sampling, because they repeated one."""
     aborted: int = 0
     """Calls that the harness or the engine ended early."""
     in_flight: int = 0
@@ -27,6 +29,7 @@ class Counters:
             "sampled_tokens": self.sampled_tokens,
             "prompt_tokens": self.prompt_tokens,
             "untrainable": self.untrainable,
+            "replays": self.replays,
             "aborted": self.aborted,
             "in_flight": self.in_flight,
             "errors": dict(self.errors),

@@ -20,12 +20,17 @@ class Downstream:
     one; while nothing is sent for `keepalive_s`, a comment is."""
 
     def __init__(
-        self, request: web.Request, headers: dict[str, str], keepalive_s: float, comment: Callable[[], bytes]
+        self,
+        request: web.Request,
+        headers: dict[str, str],
+        keepalive_s: float,
+        comment: Callable[[], bytes],
+        content_type: str = "text/event-stream; charset=utf-8",
     ) -> None:
         self._request = request
         self._response = web.StreamResponse(
             headers={
-                "Content-Type": "text/event-stream; charset=utf-8",
+                "Content-Type": content_type,
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",
                 **headers,
@@ -58,10 +63,13 @@ class Downstream:
         except ConnectionError as exc:
             raise HungUp from exc
 
-    async def finish(self) -> None:
-        """Ends the body. A harness that is gone has had all that it wanted."""
-        with suppress(ConnectionError):
+    async def finish(self) -> bool:
+        """Ends the body. Whether the harness was still there; one that is gone has had all that it wanted."""
+        try:
             await self._response.write_eof()
+        except ConnectionError:
+            return False
+        return True
 
     async def __aenter__(self) -> Self:
         self._waiting = asyncio.create_task(self._keep_alive())

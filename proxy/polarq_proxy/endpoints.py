@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +54,7 @@ class Endpoint:
         self.in_flight = 0
         self.sessions = 0
         self.versions = PolicyVersions(self._policy_version)
+        self.features = engine.features()
         self.gives_versions = False
         """Its answers themselves say which policy version sampled them."""
         self._weights_route = engine.weights_path is not None
@@ -148,6 +149,8 @@ class Endpoint:
         """Finds out what it is, samples one token to see what it gives, and says so in one line."""
         state = self.state
         facts = await self._ask_facts()
+        self.engine = self.engine.configured(facts)
+        self.features = self.engine.features()
         self._weights_route, self.gives_versions = self.engine.weights_path is not None, False
         if state.served and self.model not in state.served:
             text = f"{self.upstream.where} does not serve '{self.model}' (it serves {', '.join(state.served)})"
@@ -241,12 +244,16 @@ class Fleet:
         for endpoint in self.endpoints:
             await endpoint.close()
 
-    def choose(self, current: Endpoint | None) -> Endpoint:
+    def choose(self, current: Endpoint | None, tried: Collection[Endpoint] = ()) -> Endpoint:
         """A session stays where it is (its prefixes are cached there) while that server answers; else the least
-        loaded one that does; else, when none does, the least loaded one."""
-        if current is not None and (current.state.reachable is not False or len(self.endpoints) == 1):
+        loaded one that does; else, when none does, the least loaded one. Those `tried` come last."""
+        answering = current is not None and (current.state.reachable is not False or len(self.endpoints) == 1)
+        if current is not None and answering and current not in tried:
             return current
-        return min(self.endpoints, key=lambda endpoint: (endpoint.state.reachable is False, endpoint.load))
+        return min(
+            self.endpoints,
+            key=lambda endpoint: (endpoint in tried, endpoint.state.reachable is False, endpoint.load),
+        )
 
     def models(self) -> dict[str, int | None]:
         """Model names that harnesses may see, with their context length."""

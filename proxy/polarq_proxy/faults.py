@@ -13,9 +13,14 @@ class FaultKind(StrEnum):
     BAD_REQUEST = "bad_request"
     """The request cannot be used; the same one will not work again."""
     NO_SUCH_ROUTE = "no_such_route"
+    UPGRADE = "upgrade"
+    """A websocket was asked for; there is only plain HTTP."""
     NO_SESSION = "no_session"
     """The session is unknown, closed or expired: answered so that harnesses stop, not so that they try again."""
     TOO_MANY_CALLS = "too_many_calls"
+    TOO_FAST = "too_fast"
+    PAUSED = "paused"
+    """The policy's weights are being changed, and that takes longer than a call is held back."""
     TOO_LARGE = "too_large"
     UNSUPPORTED_ENCODING = "unsupported_encoding"
     CONTEXT_OVERFLOW = "context_overflow"
@@ -38,6 +43,9 @@ STATUS = {
     FaultKind.NO_SUCH_ROUTE: 404,
     FaultKind.NO_SESSION: 404,
     FaultKind.TOO_MANY_CALLS: 400,
+    FaultKind.TOO_FAST: 429,
+    FaultKind.PAUSED: 503,
+    FaultKind.UPGRADE: 426,
     FaultKind.TOO_LARGE: 413,
     FaultKind.UNSUPPORTED_ENCODING: 415,
     FaultKind.CONTEXT_OVERFLOW: 400,
@@ -53,7 +61,16 @@ STATUS = {
 }
 
 RETRY_AFTER_S = 2.0
-_RETRYABLE = frozenset({FaultKind.OVERLOADED, FaultKind.ABORTED, FaultKind.ENGINE_DOWN, FaultKind.STORE_DOWN})
+_RETRYABLE = frozenset(
+    {
+        FaultKind.TOO_FAST,
+        FaultKind.PAUSED,
+        FaultKind.OVERLOADED,
+        FaultKind.ABORTED,
+        FaultKind.ENGINE_DOWN,
+        FaultKind.STORE_DOWN,
+    }
+)
 
 MODEL_KINDS = frozenset(
     {

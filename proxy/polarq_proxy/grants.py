@@ -7,16 +7,26 @@ little, and the record itself is refused by Redis from the first moment on.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
 
-from polarq.errors import GrantRefused, LedgerUnavailable
+from polarq.contracts.completion import Completion
+from polarq.errors import GrantRefused, LedgerUnavailable, PayloadCorrupt
 from polarq.ledger.keys import Keys
-from polarq.store.completions import CompletionLog
+from polarq.store.completions import CompletionLog, read_completions
 from polarq.store.grants import GrantSpec, digest_of, read_grant
 from polarq_proxy.endpoints import Endpoint
 from polarq_proxy.faults import CallFault, FaultKind
+from polarq_proxy.repeats import Repeats
+
+if TYPE_CHECKING:
+    from polarq_proxy.flight import Flight
 
 RECHECK_S = 2.0
 IDLE_S = 3600.0
@@ -24,6 +34,9 @@ SWEEP_S = 60.0
 MAX_FAILURES = 3
 """How often one and the same request may make the engine fail before it is answered as one that never works."""
 _REMEMBERED = 64
+LONGEST_PACING_S = 30.0
+"""How long a call is held back because its rollout asks too often; beyond that it is told to come again."""
+_MINUTE_S = 60.0
 
 
 @dataclass(slots=True)
@@ -35,6 +48,13 @@ class Session:
     next_seq: int
     checked_at: float
     endpoint: Endpoint | None = None
+    repeats: Repeats = field(default_factory=Repeats)
+    sampled_tokens: int = 0
+    begun: deque[float] = field(default_factory=deque)
+    """When its calls of the last minute began, or will begin."""
+    restored: bool = True
+    """What an earlier process recorded of it is known here."""
+    restoring: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     failures: dict[str, int] = field(default_factory=dict)
     """Request digest -> how often the engine failed at it."""
 
@@ -43,8 +63,37 @@ class Session:
         limit = self.spec.max_calls
         if limit is not None and self.next_seq + calls > limit:
             raise CallFault(FaultKind.TOO_MANY_CALLS, f"this rollout may make {limit} model calls, and made them")
+        budget = self.spec.rules.max_sampled_tokens
+        if budget is not None and self.sampled_tokens >= budget:
+            text = f"this rollout may sample {budget} tokens, and sampled them"
+            raise CallFault(FaultKind.TOO_MANY_CALLS, text)
         first, self.next_seq = self.next_seq, self.next_seq + calls
         return first
+
+    def wait_s(self) -> float:
+        """How long the next call must wait to keep the rollout's rate; it is counted. Raises `CallFault`."""
+        rate = self.spec.rules.max_calls_per_minute
+        if rate is None:
+            return 0.0
+        now, begun = time.monotonic(), self.begun
+        while begun and begun[0] <= now - _MINUTE_S:
+            begun.popleft()
+        at = now if len(begun) < rate else max(now, begun[-rate] + _MINUTE_S)
+        if at - now > LONGEST_PACING_S:
+            text = f"this rollout may make {rate} model calls a minute"
+            raise CallFault(FaultKind.TOO_FAST, text, retry_after_s=at - now)
+        begun.append(at)
+        return at - now
+
+    def time_left_s(self) -> float | None:
+        """Until its rollout's deadline; None: it has none. Raises `CallFault` when that is past."""
+        deadline = self.spec.rules.deadline
+        if deadline is None:
+            return None
+        left = (deadline - datetime.now(UTC)).total_seconds()
+        if left <= 0:
+            raise CallFault(FaultKind.NO_SESSION, "the rollout's time is over; nothing more will be answered here")
+        return left
 
     def failed(self, digest: str) -> int:
         """Counts a failure of the engine at a request; returns how many there were."""
@@ -79,7 +128,12 @@ class Sessions:
         self._keys = keys
         self._completions = completions
         self._known: dict[str, Session] = {}
+        self.on_restore: Callable[[Session, list[Completion]], None] | None = None
+        """Told of a session that an earlier process began."""
         self._swept_at = float("-inf")
+
+    def under_way(self) -> list[Flight]:
+        return [flight for session in self._known.values() for flight in session.repeats.under_way()]
 
     def __len__(self) -> int:
         return len(self._known)
@@ -102,16 +156,40 @@ class Sessions:
         except LedgerUnavailable as exc:
             raise CallFault(FaultKind.STORE_DOWN, f"the session cannot be looked up now: {exc}") from exc
         # Another call of the same session may have been faster while this one waited for Redis.
-        session = self._known.setdefault(name, Session(grant.spec, secret, grant.next_seq, now))
+        new = Session(grant.spec, secret, grant.next_seq, now, restored=grant.next_seq == 0)
+        session = self._known.setdefault(name, new)
         session.next_seq = max(session.next_seq, grant.next_seq)
         session.checked_at = now
         self._sweep(now)
+        if not session.restored:
+            await self._restore(session)
         return session
+
+    async def recorded(self, session: Session) -> list[Completion]:
+        """Everything that is recorded of a session. Raises `CallFault`."""
+        spec = session.spec
+        try:
+            return await read_completions(self._redis, self._keys, spec.rollout_id, spec.attempt, spec.token)
+        except (LedgerUnavailable, PayloadCorrupt) as exc:
+            raise CallFault(FaultKind.STORE_DOWN, f"the session's record cannot be read now: {exc}") from exc
+
+    async def _restore(self, session: Session) -> None:
+        async with session.restoring:
+            if session.restored:
+                return
+            completions = await self.recorded(session)
+            session.repeats.restore(completions)
+            session.sampled_tokens = sum(len(completion.sampled_ids) for completion in completions)
+            if self.on_restore is not None:
+                self.on_restore(session, completions)
+            session.restored = True
 
     def drop(self, secret: str) -> None:
         """The session is over."""
         session = self._known.pop(digest_of(secret), None)
         if session is not None:
+            for flight in session.repeats.under_way():
+                flight.cancel()
             session.leave()
             self._completions.forget(session.spec)
 

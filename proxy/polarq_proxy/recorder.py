@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import secrets
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from polarq.contracts.completion import Completion, CompletionLabel, Usage, Vers
 from polarq.errors import GrantRefused, LedgerUnavailable
 from polarq.ledger.keys import Keys
 from polarq.store.completions import CompletionLog
-from polarq.store.grants import note_fault
+from polarq.store.grants import note_fault, note_replay
 from polarq_proxy.call import Answer, Choice, ModelCall
 from polarq_proxy.counters import Counters
 from polarq_proxy.endpoints import Endpoint
@@ -70,6 +71,13 @@ class Capture:
     version_before: str | None = None
     version_after: str | None = None
 
+    def again(self, first_seq: int) -> None:
+        """The same call is sampled anew, as a record of its own."""
+        self.retry_of, self.first_seq = self.first_seq, first_seq
+        self.completion_id = secrets.token_hex(12)
+        self.body = {}
+        self.version_before = self.version_after = None
+
 
 class Recorder:
     """Writes completions. Runs to its end even when the call that asked for it is cancelled."""
@@ -97,6 +105,10 @@ class Recorder:
     def note_fault(self, session: Session, fault: CallFault) -> None:
         """Tells the rollout's worker that the model failed it."""
         self._spawn(self._note(session, f"{fault.kind}: {fault.message}"))
+
+    def note_replay(self, session: Session) -> None:
+        """Tells the rollout's worker that a call was answered without sampling."""
+        self._spawn(self._note_replay(session))
 
     async def drain(self) -> None:
         """Waits for what is still being written."""
@@ -146,6 +158,12 @@ class Recorder:
         except LedgerUnavailable as exc:
             log.warning("rollout %s: a fault of the model is not noted: %s", session.spec.rollout_id, exc)
 
+    async def _note_replay(self, session: Session) -> None:
+        try:
+            await note_replay(self._redis, self._keys, session.secret)
+        except LedgerUnavailable as exc:
+            log.warning("rollout %s: a replay is not noted: %s", session.spec.rollout_id, exc)
+
 
 def completions_of(capture: Capture, answer: Answer, broken: str | None) -> list[Completion]:
     """One completion per choice, in order of their index; `broken` says why the answer has no end."""
@@ -185,6 +203,7 @@ def completions_of(capture: Capture, answer: Answer, broken: str | None) -> list
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
                 sampling=engine.sampling(capture.body) if engine is not None else {},
+                logprobs_mode=engine.logprobs_mode(capture.body) if engine is not None else "unknown",
                 grammar=engine.grammar(capture.body) if engine is not None else None,
                 weight_versions=spans,
                 usage=_usage(answer.usage, ids, len(choices), total),

@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 
-from polarq_proxy.call import Answer, Piece
+from polarq_proxy import rules
+from polarq_proxy.call import Answer, ModelCall, Piece
 from polarq_proxy.counters import Counters
 from polarq_proxy.dialects.base import StreamWriter
 from polarq_proxy.downstream import Downstream, HungUp
 from polarq_proxy.endpoints import Endpoint, Fleet
 from polarq_proxy.faults import MODEL_KINDS, CallFault, FaultKind
-from polarq_proxy.gather import Gatherer, pieces_of
-from polarq_proxy.grants import MAX_FAILURES
+from polarq_proxy.flight import Flight, Listener
+from polarq_proxy.gather import pieces_of
+from polarq_proxy.grants import MAX_FAILURES, Session
 from polarq_proxy.jsons import encode
+from polarq_proxy.pausing import Gate
 from polarq_proxy.recorder import Capture, Recorder
 from polarq_proxy.sse import EventTooLarge, SseParser
 from polarq_proxy.upstream import UpstreamResponse
@@ -23,16 +26,19 @@ MAX_EVENT_BYTES = 32 * 1024 * 1024
 """Longest single event of an engine's stream; prompt ids of 131,072 tokens take about one MiB."""
 
 HUNG_UP = "the harness hung up before the end of the answer"
+MAX_ABORTS = 3
+"""How often a call that the engine aborts is sampled anew before the harness is told to ask again."""
 
 
 class Relay:
-    """`whole` and `streamed` raise `CallFault` when nothing was sent and the call cannot be answered."""
+    """`sampled` is a flight's work; `deliver` brings an answer to a harness that reads a stream."""
 
     def __init__(
         self,
         fleet: Fleet,
         recorder: Recorder,
         counters: Counters,
+        gate: Gate,
         *,
         stream_upstream: bool = True,
         max_event_bytes: int = MAX_EVENT_BYTES,
@@ -40,77 +46,120 @@ class Relay:
         self._fleet = fleet
         self._recorder = recorder
         self._counters = counters
+        self._gate = gate
         self._stream_upstream = stream_upstream
         self._max_event_bytes = max_event_bytes
 
-    async def whole(self, capture: Capture) -> Answer:
-        """An answer that is recorded and may be shown."""
-        try:
-            answer = await self._asked(capture)
-        except asyncio.CancelledError:
-            if capture.body:  # it was sent, so that something may have been sampled
-                self._recorder.keep_broken_later(capture, Answer(), HUNG_UP)
-            raise
-        await self._recorded(capture, answer)
+    async def sampled(self, flight: Flight) -> Answer:
+        """An answer that is recorded and may be shown. Raises `CallFault`."""
+        capture = flight.capture
+        session = capture.session
+        if (pace_s := session.wait_s()) > 0:
+            await asyncio.sleep(pace_s)
+        for left in range(MAX_ABORTS, -1, -1):
+            try:
+                answer = await self._recorded_answer(flight)
+                break
+            except CallFault as fault:
+                if fault.kind is not FaultKind.ABORTED or flight.shown or not left:
+                    raise
+                # Aborted for new weights, and nobody has seen any of it: it is sampled anew, under a number of its own.
+                capture.again(session.reserve(capture.call.choices))
+                flight.begin_again()
+        session.sampled_tokens += answer.sampled_tokens
         return answer
 
-    async def streamed(self, capture: Capture, writer: StreamWriter, down: Downstream) -> None:
-        """Sends the answer as it is sampled; its end (finish reason, usage, end mark) follows once it is recorded."""
-        if self._stream_upstream:
-            await self._relayed(capture, writer, down)
-            return
+    async def _recorded_answer(self, flight: Flight) -> Answer:
+        capture = flight.capture
         try:
-            answer = await self.whole(capture)
-        except CallFault as fault:
-            await fail(fault, writer, down)
-            return
-        await _sent_last(down, writer.end(pieces_of(answer), answer))
-
-    async def _relayed(self, capture: Capture, writer: StreamWriter, down: Downstream) -> None:
-        gatherer = Gatherer(capture.call.choices)
-        held: list[Piece] = []
-        try:
-            await self._on_an_endpoint(capture, lambda: self._pumped(capture, gatherer, writer, down, held))
-        except (asyncio.CancelledError, HungUp) as exc:
-            if gatherer.began:
-                self._recorder.keep_broken_later(capture, gatherer.answer(), HUNG_UP)
-            if isinstance(exc, HungUp):
-                return
+            answer = await self._fitting_answer(flight)
+        except asyncio.CancelledError:
+            if capture.body:  # it was sent, so that something may have been sampled
+                self._recorder.keep_broken_later(capture, flight.gatherer.answer(), HUNG_UP)
             raise
         except CallFault as fault:
-            if gatherer.began:
-                await self._recorder.keep_broken(capture, gatherer.answer(), fault.message)
-            await fail(fault, writer, down)
-            return
-        answer = gatherer.answer()
+            if flight.gatherer.began:
+                await self._recorder.keep_broken(capture, flight.gatherer.answer(), fault.message)
+            raise
         try:
             await self._recorded(capture, answer)
         except CallFault as fault:
-            await fail(fault, writer, down)
-            return
-        await _sent_last(down, writer.end(held, answer))
+            flight.unstored = answer if fault.kind is FaultKind.STORE_DOWN else None
+            raise
+        return answer
 
-    async def _pumped(
-        self, capture: Capture, gatherer: Gatherer, writer: StreamWriter, down: Downstream, held: list[Piece]
-    ) -> None:
-        """Everything up to the end goes down as it comes; from the first finish reason on it is held."""
+    async def stored(self, flight: Flight, answer: Answer) -> Answer:
+        """Another try to record what was sampled before. Raises `CallFault`."""
+        try:
+            await self._recorder.keep(flight.capture, answer)
+        except CallFault as fault:
+            flight.unstored = answer if fault.kind is FaultKind.STORE_DOWN else None
+            raise
+        flight.capture.session.sampled_tokens += answer.sampled_tokens
+        return answer
+
+    async def _fitting_answer(self, flight: Flight) -> Answer:
+        capture = flight.capture
+        try:
+            return await self._on_an_endpoint(flight)
+        except CallFault as fault:
+            if flight.gatherer.began or not _fits_after_all(capture, fault):
+                raise
+        return await self._on_an_endpoint(flight)
+
+    async def rendered(self, session: Session, call: ModelCall) -> list[int]:
+        """The ids of a call's prompt, without sampling. Raises `CallFault`."""
+        endpoint = self._fleet.choose(session.endpoint)
+        request = endpoint.engine.rendering(call, session.spec.model or await endpoint.ensure_model())
+        if request is None:
+            raise CallFault(FaultKind.REFUSED, f"{endpoint.upstream.where} cannot count tokens")
+        async with endpoint.upstream.post(request.path, encode(request.body), {}) as response:
+            data = await response.read()
+            if response.status != 200:
+                raise endpoint.engine.fault(response.status, response.headers, data)
+        return endpoint.engine.read_rendering(data)
+
+    async def deliver(self, flight: Flight, writer: StreamWriter, down: Downstream) -> bool:
+        """The answer as it is sampled; its end (finish reason, usage, end mark) follows once it is recorded.
+
+        Returns whether the harness has read it to its end. Raises `CallFault` when nothing was sent.
+        """
+        listener = Listener(writer, down)
+        try:
+            await flight.listen(listener)
+            answer = await flight.answer()
+        except HungUp:
+            return False
+        except CallFault as fault:
+            await fail(fault, writer, down)
+            return False
+        finally:
+            flight.forget(listener)
+        return await sent_last(down, listener.end(flight.held or pieces_of(answer), answer))
+
+    def _streams(self, capture: Capture) -> bool:
+        """Whether the engine is asked to stream."""
+        chosen = capture.session.spec.rules.stream_upstream
+        wanted = self._stream_upstream if chosen is None else chosen
+        return capture.call.stream and wanted and _endpoint_of(capture).features.streams_ids
+
+    async def _asked(self, flight: Flight) -> Answer:
+        """A whole answer, not recorded yet."""
+        capture = flight.capture
+        if not self._streams(capture):
+            async with self._posted(capture, stream=False) as response:
+                return _endpoint_of(capture).engine.read(await response.read())
         async with (
             self._posted(capture, stream=True) as response,
             aclosing(self._pieces(capture, response)) as stream,
         ):
             async for pieces in stream:
-                out = []
-                for piece in pieces:
-                    gatherer.add(piece)
-                    if held or any(change.finish_reason is not None for change in piece.choices):
-                        held.append(piece)
-                    else:
-                        out.append(writer.piece(piece))
-                await down.send(b"".join(out))
-                if gatherer.done:
+                await flight.take(pieces)
+                if flight.gatherer.done:
                     break
-        if not gatherer.finished:
+        if not flight.gatherer.finished:
             raise CallFault(FaultKind.ENGINE_FAULT, "the inference server ended its stream before the answer's end")
+        return flight.gatherer.answer()
 
     async def _pieces(self, capture: Capture, response: UpstreamResponse) -> AsyncGenerator[list[Piece], None]:
         engine = _endpoint_of(capture).engine
@@ -138,35 +187,26 @@ class Relay:
             if broken is not None:
                 raise broken
 
-    async def _asked(self, capture: Capture) -> Answer:
-        """A whole answer, not recorded yet."""
-        found: list[Answer] = []
-
-        async def ask() -> None:
-            async with self._posted(capture, stream=False) as response:
-                found.append(_endpoint_of(capture).engine.read(await response.read()))
-
-        await self._on_an_endpoint(capture, ask)
-        return found[0]
-
-    async def _on_an_endpoint(self, capture: Capture, work: Callable[[], Awaitable[None]]) -> None:
-        """Does `work` on the session's endpoint; on another one while there is one that answers at all."""
+    async def _on_an_endpoint(self, flight: Flight) -> Answer:
+        """From the session's endpoint; from another one while there is one that answers at all."""
+        capture = flight.capture
         session = capture.session
         tried: set[Endpoint] = set()
         while True:
-            endpoint = self._fleet.choose(session.endpoint)
-            session.use(endpoint)
+            endpoint = self._fleet.choose(session.endpoint, tried)
+            if capture.endpoint is not endpoint:
+                session.use(endpoint)
             capture.endpoint = endpoint
             tried.add(endpoint)
             try:
-                async with self._place_at(endpoint):
-                    await self._bounded(endpoint, capture, work)
-                return
+                async with self._gate.passed(), self._place_at(endpoint):
+                    return await self._bounded(endpoint, capture, lambda: self._asked(flight))
             except CallFault as fault:
                 if fault.kind is FaultKind.ENGINE_DOWN:
                     endpoint.unreachable(fault.message)
-                    if self._fleet.choose(endpoint) not in tried:
-                        continue
+                elsewhere = fault.kind in {FaultKind.ENGINE_DOWN, FaultKind.OVERLOADED} and not flight.gatherer.began
+                if elsewhere and self._fleet.choose(None, tried) not in tried:
+                    continue
                 raise self._judged(capture, fault) from fault
 
     @asynccontextmanager
@@ -178,18 +218,23 @@ class Relay:
             finally:
                 endpoint.in_flight -= 1
 
-    async def _bounded(self, endpoint: Endpoint, capture: Capture, work: Callable[[], Awaitable[None]]) -> None:
-        limit_s = endpoint.spec.timeout_s
+    async def _bounded(self, endpoint: Endpoint, capture: Capture, work: Callable[[], Awaitable[Answer]]) -> Answer:
+        left_s = capture.session.time_left_s()
+        limit_s = endpoint.spec.timeout_s if left_s is None else min(endpoint.spec.timeout_s, left_s)
         try:
             async with asyncio.timeout(limit_s) as limit:
                 if endpoint.asks_versions:
                     capture.version_before = await endpoint.versions.before()
-                await work()
+                answer = await work()
                 if capture.version_before is not None:
                     capture.version_after = await endpoint.versions.after()
+                return answer
         except TimeoutError as exc:
             if not limit.expired():
                 raise CallFault(FaultKind.ENGINE_DOWN, f"{endpoint.upstream.where} does not answer: {exc}") from exc
+            if left_s is not None and limit_s == left_s:
+                text = "the rollout's time is over; nothing more will be answered here"
+                raise CallFault(FaultKind.NO_SESSION, text) from exc
             raise CallFault(FaultKind.TIMED_OUT, f"no whole answer within {limit_s:g} s") from exc
 
     @asynccontextmanager
@@ -197,7 +242,9 @@ class Relay:
         """The engine's answer, its status 200. Raises `CallFault` for any other."""
         endpoint = _endpoint_of(capture)
         capture.model_asked = capture.session.spec.model or await endpoint.ensure_model()
-        request = endpoint.engine.request(capture.call, capture.model_asked, stream=stream)
+        request = endpoint.engine.request(
+            capture.call, capture.model_asked, stream=stream, prompt_ids=capture.exact_ids
+        )
         capture.body = request.body
         headers = {"X-Session-ID": capture.session.spec.rollout_id, "X-Request-Id": capture.completion_id}
         async with endpoint.upstream.post(request.path, encode(request.body), headers) as response:
@@ -236,17 +283,39 @@ def _endpoint_of(capture: Capture) -> Endpoint:
     return capture.endpoint
 
 
+def _fits_after_all(capture: Capture, fault: CallFault) -> bool:
+    """Whether only the limit that the harness asked for was too much for the context; then what is left is asked for.
+
+    Engines refuse instead of giving less, and harnesses ask for what the model that they know could give.
+    """
+    asked = rules.asked_limit(capture.call)
+    if fault.kind is not FaultKind.CONTEXT_OVERFLOW or asked is None:
+        return False
+    most = None
+    if fault.max_context is not None and fault.prompt_tokens is not None:
+        most = fault.max_context - fault.prompt_tokens
+        if most < 1:
+            return False
+        if most >= asked:  # the engine counts otherwise than it says: leave it to it
+            most = None
+    changed = rules.limit(capture.call, most)
+    for name, value in changed.items():
+        capture.overridden.setdefault(name, value)
+    return True
+
+
 async def fail(fault: CallFault, writer: StreamWriter, down: Downstream) -> None:
     """As a plain error while nothing was sent, else as the stream's last event."""
     await down.quiet()
     if not down.started:
         raise fault
-    await _sent_last(down, writer.fail(fault))
+    await sent_last(down, writer.fail(fault))
 
 
-async def _sent_last(down: Downstream, events: bytes) -> None:
+async def sent_last(down: Downstream, events: bytes) -> bool:
+    """Whether the harness was still there to read them."""
     try:
         await down.send(events)
+        return await down.finish()
     except HungUp:
-        return  # everything is recorded; who leaves at the last event has had the answer
-    await down.finish()
+        return False  # everything is recorded

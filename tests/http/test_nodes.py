@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Awaitable, Callable
 
+from redis.asyncio import Redis
+
+from polarq.ledger.keys import Keys
+from polarq.store.pauses import PauseAck, acknowledge, read_pause
 from tests.http.rig import Rig, a_task
 
 POLAR_NODE_KEYS = {
@@ -19,6 +25,17 @@ POLAR_NODE_KEYS = {
     "heartbeat_interval_seconds",
     "last_heartbeat",
 }
+
+
+async def eventually(condition: Callable[[], Awaitable[object]]) -> None:
+    """Waits until what another process or Redis itself brings about is there."""
+    async with asyncio.timeout(10):
+        while not await condition():  # noqa: ASYNC110 - Redis tells nobody of an expiry
+            await asyncio.sleep(0.01)
+
+
+async def over(redis: Redis, keys: Keys) -> bool:
+    return await read_pause(redis, keys) is None
 
 
 async def test_nodes_are_listed_by_id_with_polars_keys(shim: Rig) -> None:
@@ -114,18 +131,39 @@ async def test_a_finished_task_is_counted_by_its_new_state(shim: Rig) -> None:
     assert 'polarq_tasks{state="completed"} 1' in text
 
 
-async def test_inference_status_is_true_and_pausing_is_refused_in_one_line(shim: Rig) -> None:
-    ledger = shim.client.ledger
+async def test_inference_is_paused_when_every_live_node_says_that_nothing_is_in_flight(shim: Rig) -> None:
+    redis, keys = shim.client.ledger.redis, shim.client.ledger.calls.keys
     assert (await shim.http.get("/admin/inference/status")).json() == {"paused": False, "inflight": None, "nodes": []}
     await shim.announce("node0")
-    await ledger.do(ledger.calls.set_node_flag("node0", "paused", True))
+    pausing = asyncio.create_task(shim.http.post("/admin/inference/pause?timeout_seconds=60"))
+    await eventually(lambda: read_pause(redis, keys))
+    pause = await read_pause(redis, keys)
+    assert pause is not None
+    ack = PauseAck(node_id="node0", process=0, processes=2, pause_id=pause.pause_id, in_flight=1)
+    await acknowledge(redis, keys, ack)  # one of two processes, with one call in flight
     status = (await shim.http.get("/admin/inference/status")).json()
-    assert status["paused"] is True
-    assert status["nodes"] == [{"node_id": "node0", "paused": True, "alive": True, "inference": None}]
-    for path in ("/admin/inference/pause?timeout_seconds=300", "/admin/inference/resume"):
-        response = await shim.http.post(path)
-        assert response.status_code == 501
-        assert "drain the nodes instead" in response.json()["detail"]
+    assert (status["paused"], status["inflight"]) == (False, None)
+    await acknowledge(redis, keys, ack.model_copy(update={"process": 1, "in_flight": 0}))
+    status = (await shim.http.get("/admin/inference/status")).json()
+    assert (status["paused"], status["inflight"]) == (True, 1)
+    assert not pausing.done()
+    await acknowledge(redis, keys, ack.model_copy(update={"in_flight": 0}))
+    paused = (await pausing).json()
+    share = {"paused": True, "inflight": 0}
+    node = {"node_id": "node0", "alive": True, "inference": None, "waiting": 0}
+    assert paused == {**share, "nodes": [{**node, **share}]}
+    resumed = (await shim.http.post("/admin/inference/resume")).json()
+    assert resumed["paused"] is False
+    assert await read_pause(redis, keys) is None
+
+
+async def test_a_pause_that_does_not_drain_is_a_504_and_holds_until_its_lease_ends(shim: Rig) -> None:
+    redis, keys = shim.client.ledger.redis, shim.client.ledger.calls.keys
+    await shim.announce("node0")
+    response = await shim.http.post("/admin/inference/pause?timeout_seconds=0.2&lease_seconds=1&mode=abort")
+    assert response.status_code == 504
+    assert "still model calls in flight on node0" in response.json()["detail"]
+    await eventually(lambda: over(redis, keys))
 
 
 async def test_polars_gateway_routes_say_where_nodes_meet(shim: Rig) -> None:

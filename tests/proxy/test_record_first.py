@@ -9,13 +9,13 @@ import pytest
 from redis.asyncio import Redis
 
 from polarq.ledger.keys import Keys
-from polarq.testing.inference import Scenario, ScriptedInference
+from polarq.testing.inference import SampledCall, Scenario, ScriptedInference
 from polarq.testing.redis import EmbeddedRedis
 
 from .rig import HELLO, Sse, running
 
 SCENARIO = Scenario.of("one two three")
-BODY = {"messages": HELLO}
+BODY = {"model": "asked", "messages": HELLO}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -58,6 +58,10 @@ async def test_the_end_of_an_answer_waits_for_the_record(keys: Keys, stream: boo
             assert len(await rig.records()) == 2
 
 
+def sampled_of(inference: ScriptedInference) -> list[SampledCall]:
+    return [call for call in inference.ledger if call.session_id == "task.0"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_store_that_is_gone_is_a_retryable_error(keys: Keys, stream: bool) -> None:
     with EmbeddedRedis(appendonly=True) as server:
@@ -78,15 +82,16 @@ async def test_a_store_that_is_gone_is_a_retryable_error(keys: Keys, stream: boo
                 error = json.loads(data)["error"]
                 assert (status, headers["retry-after"], error["code"]) == (503, "2", "store_down")
                 assert "three" not in error["message"]
-            rig.proxy.sessions._known.clear()
-            status, answered = await rig.post(BODY)  # not even the session can be looked up
-            assert (status, answered["error"]["code"]) == (503, "store_down")
+            fresh = await rig.raw(BODY, base=rig.url + "/s/pq-never-seen")  # not even a session can be looked up
+            assert (fresh[0], json.loads(fresh[2])["error"]["code"]) == (503, "store_down")
             server.start()
             await rig.ask()
             records = await rig.records()
             assert len(records) == 2
             assert records[1].trainable
             assert rig.proxy.counters.calls == 2
+            # What the engine sampled while the store was gone is what was recorded and shown: not sampled again.
+            assert [call.sampled_ids for call in sampled_of(inference)] == [r.sampled_ids for r in records]
 
 
 async def test_a_store_that_is_full_is_a_retryable_error(keys: Keys) -> None:

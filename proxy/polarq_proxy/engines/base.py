@@ -29,10 +29,35 @@ class EngineFacts:
     """Model names it serves, each with its context length in tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What an engine of this kind and version can do."""
+
+    streams_ids: bool = True
+    """A streamed answer gives its token ids too."""
+    token_in: bool = True
+    """Prompts may be sent as token ids."""
+    rendering: bool = True
+    """It renders a prompt to ids without sampling."""
+    versions_in_answer: bool = True
+    """Answers say themselves which policy version sampled them."""
+
+
 class Engine(ABC):
-    """One kind of inference server. Instances hold no state and are shared by all calls."""
+    """One kind of inference server. Instances hold only what they are fitted to, and are shared by all calls."""
 
     name: ClassVar[str]
+
+    def configured(self, facts: EngineFacts) -> Engine:
+        """This engine, fitted to a server that said `facts`."""
+        return self
+
+    def features(self) -> Features:
+        return Features()
+
+    def logprobs_mode(self, body: Mapping[str, Any]) -> str:
+        """What the log-probabilities of a request's answer mean; "unknown" where only the server's own start knows."""
+        return "unknown"
 
     version_path: ClassVar[str | None] = None
     """GET: its version. None: it has no such route."""

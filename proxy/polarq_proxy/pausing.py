@@ -1,0 +1,128 @@
+"""The gate that holds model calls back while the policy's weights change.
+
+A trainer pauses, waits until nothing is in flight, updates the engine, and resumes. A pause is a record in Redis with
+an expiry, so that it holds for every node (one that starts meanwhile too) and a trainer that dies ends it. Calls that
+come meanwhile wait, with keep-alives where the harness reads a stream, and are told to come again after `hold_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+from redis.asyncio import Redis
+
+from polarq.errors import LedgerUnavailable
+from polarq.ledger.keys import Keys
+from polarq.store.pauses import Pause, PauseAck, acknowledge, read_pause
+from polarq_proxy.faults import CallFault, FaultKind
+
+log = logging.getLogger("polarq.proxy")
+
+POLL_S = 0.2
+
+
+class Gate:
+    """Open until a pause is set."""
+
+    def __init__(self, hold_s: float) -> None:
+        self._hold_s = hold_s
+        self._open = asyncio.Event()
+        self._open.set()
+        self._running: set[asyncio.Timeout] = set()
+        self._cut: set[asyncio.Timeout] = set()
+        self.waiting = 0
+        self.pause: Pause | None = None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._running)
+
+    def set(self, pause: Pause | None) -> None:
+        """From now on no call passes, or every one does. In mode `abort` the ones in flight are cut."""
+        self.pause = pause
+        if pause is None:
+            self._open.set()
+            return
+        self._open.clear()
+        if pause.mode == "abort":
+            now = asyncio.get_running_loop().time()
+            for scope in self._running - self._cut:
+                self._cut.add(scope)
+                scope.reschedule(now)
+
+    @asynccontextmanager
+    async def passed(self) -> AsyncIterator[None]:
+        """A call's time at the engine. Raises `CallFault`: when the pause lasts longer than a call is held back, and
+        when the call is cut by one."""
+        if not self._open.is_set():
+            await self._wait()
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._running.add(scope)
+                try:
+                    yield
+                finally:
+                    self._running.discard(scope)
+        except TimeoutError:
+            if scope not in self._cut:
+                raise
+            text = "the call was aborted because the policy's weights change; it may be asked again"
+            raise CallFault(FaultKind.ABORTED, text) from None
+        finally:
+            self._cut.discard(scope)
+
+    async def _wait(self) -> None:
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(self._hold_s):
+                while not self._open.is_set():
+                    await self._open.wait()
+        except TimeoutError:
+            text = "model calls are held back while the policy's weights change; ask again"
+            raise CallFault(FaultKind.PAUSED, text, retry_after_s=5.0) from None
+        finally:
+            self.waiting -= 1
+
+
+class PauseWatch:
+    """Keeps the gate as the record in Redis says, and says back what the gate does."""
+
+    def __init__(self, gate: Gate, redis: Redis, keys: Keys, say: Callable[[], PauseAck]) -> None:
+        self._gate = gate
+        self._redis = redis
+        self._keys = keys
+        self._say = say
+        self._said: PauseAck | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.look()
+        self._task = asyncio.create_task(self._watching())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def look(self) -> None:
+        """Once. While Redis does not answer, the gate stays as it is: no call could be recorded anyway."""
+        with suppress(LedgerUnavailable):
+            pause = await read_pause(self._redis, self._keys)
+            if pause != self._gate.pause:
+                log.info("model calls are %s", "let through" if pause is None else f"held back ({pause.mode})")
+                self._gate.set(pause)
+            said = self._say()
+            # A pause is acknowledged until it is drained, and its end once.
+            if said != self._said:
+                await acknowledge(self._redis, self._keys, said)
+                self._said = said
+
+    async def _watching(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            await self.look()
