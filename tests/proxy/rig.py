@@ -129,7 +129,7 @@ async def running(
     """A proxy before the engines at these addresses; `proxy_section` as in the topology."""
     node = Node(
         id="node0",
-        inference=[InferenceEndpoint(engine="vllm", base_url=url, **(endpoint or {})) for url in engines],
+        inference=[InferenceEndpoint(base_url=url, **{"engine": "vllm", **(endpoint or {})}) for url in engines],
         proxy=ProxySection(**proxy_section),
     )
     proxy = Proxy(node, redis, keys, max_event_bytes=event_limit or MAX_EVENT_BYTES)

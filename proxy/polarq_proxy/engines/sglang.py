@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from polarq_proxy.call import Answer, ModelCall, Piece
-from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest
+from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest, Features
 from polarq_proxy.engines.sglang_answers import answer_of, piece_of
 from polarq_proxy.engines.wire import error_tree, objects, retry_after_s, status_of, text, tree_of
 from polarq_proxy.faults import CallFault, FaultKind
@@ -29,6 +29,8 @@ from polarq_proxy.sse import SseEvent
 
 _SGLEXT = (0, 5, 20)
 _TOKEN_IDS = (0, 5, 17)
+_INPUT_IDS = (0, 5, 13)
+_RENDERING = (0, 5, 12)
 _NEWEST = _SGLEXT
 
 _SAMPLING = {
@@ -60,19 +62,23 @@ class SglangEngine(Engine):
         self._release = _release(version)
 
     def configured(self, facts: EngineFacts) -> Self:
-        """The engine as that server speaks."""
         return type(self)(facts.version)
 
-    @property
-    def streams_ids(self) -> bool:
-        return self._release >= _SGLEXT
+    def features(self) -> Features:
+        """Whole answers say which policy versions sampled them, since 0.5.19; streamed ones never do."""
+        return Features(
+            streams_ids=self._release >= _SGLEXT,
+            token_in=self._release >= _INPUT_IDS,
+            rendering=self._release >= _RENDERING,
+            versions_in_answer=False,
+        )
 
     def request(
         self, call: ModelCall, model: str, *, stream: bool, prompt_ids: Sequence[int] | None = None
     ) -> EngineRequest:
         if call.prompt is not None:
             return self._completion(call, model, stream=stream, prompt_ids=prompt_ids)
-        stream = stream and self.streams_ids
+        stream = stream and self._release >= _SGLEXT
         body = dict(call.options)
         body.update(
             model=model,
