@@ -1,0 +1,186 @@
+"""Which ids go to the engine for a call: a session's own, or the engine's rendering."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from polarq_proxy.call import ABORT, Choice, ModelCall
+from polarq_proxy.exact.base import CannotContinue, Extension, Message, Missed, carries_ids, rendering_options
+from polarq_proxy.exact.branches import Branch, Branches, Setting, grown, meant, packed
+from polarq_proxy.exact.meaning import (
+    START,
+    call_ids_of,
+    chained,
+    message_digest,
+    only_text,
+    thinking_of,
+    tools_digest,
+    tree_digest,
+)
+from polarq_proxy.exact.suffix import Suffixes
+
+LINES = 4
+"""Conversations of a session whose last request is kept, so that only what is new in the next one is read."""
+
+_ENDED = frozenset({"stop", "tool_calls", "function_call"})
+_NOT_SAMPLED = frozenset({None, ABORT, "error"})
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A call's messages as digests: `chain[i]` stands for the first i messages, `digests[i]` for the i-th alone."""
+
+    messages: Sequence[Message] = field(repr=False)
+    digests: list[bytes] = field(repr=False)
+    chain: list[bytes] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The prompt of one call. Without ids the engine renders the messages."""
+
+    ids: list[int] | None = None
+    """The whole prompt; starts with the ids of `parent`."""
+    missed: Missed | None = None
+    """Why an earlier turn is not continued; None with no ids: there is none to continue."""
+    parent: Branch | None = None
+    forged: int = 0
+    """Control tokens that the new messages' own text brings into the prompt."""
+    detail: str = ""
+    """More about what was missed, for a log."""
+    call: ModelCall | None = field(default=None, repr=False)
+    history: History | None = field(default=None, repr=False)
+    setting: Setting | None = field(default=None, repr=False)
+
+
+class ExactContext:
+    """One per session. `prompt` before a call, `sampled` once for each of its choices after it was recorded."""
+
+    def __init__(self, branches: Branches | None = None) -> None:
+        self._branches = Branches() if branches is None else branches
+        self._lines: list[History] = []
+
+    async def prompt(self, call: ModelCall, suffixes: Suffixes) -> Plan:
+        """Never raises for what it cannot continue: that is a plan without ids."""
+        if call.prompt is not None:
+            return Plan()
+        history = self._read(call.messages)
+        options = tree_digest(rendering_options(call))
+        setting = Setting(tools_digest(call.tools), options, suffixes.name)
+        try:
+            return await self._continued(call, history, setting, suffixes)
+        except CannotContinue as miss:
+            return Plan(None, miss.cause, detail=str(miss), call=call, history=history, setting=setting)
+
+    def sampled(self, plan: Plan, prompt_ids: Sequence[int] | None, choice: Choice) -> None:
+        """What came of a plan: the prompt that the engine says it conditioned on, and one answer. An answer that was
+        aborted, or that has no ids, is not continued."""
+        call, history, setting = plan.call, plan.history, plan.setting
+        if call is None or history is None or setting is None:
+            return
+        if not prompt_ids or not choice.ids or choice.finish_reason in _NOT_SAMPLED:
+            return
+        try:
+            prompt, sampled = packed(prompt_ids), packed(choice.ids)
+        except (TypeError, OverflowError):
+            return  # recorded as untrainable: these are no token ids
+        answer = message_digest(choice.message)
+        parent, tail, tokens = grown(plan.parent, prompt, sampled)
+        branch = Branch(
+            parent=parent,
+            tail=tail,
+            tokens=tokens,
+            sampled_tokens=len(choice.ids),
+            end_id=_end_id(call, choice),
+            history=chained(history.chain[-1], answer),
+            setting=setting,
+            thinking=thinking_of(choice.message),
+            call_ids=call_ids_of(choice.message),
+            asked=call if plan.ids is None else None,
+        )
+        self._branches.add(branch, history.chain[1:], answer)
+
+    async def _continued(self, call: ModelCall, history: History, setting: Setting, suffixes: Suffixes) -> Plan:
+        branch, covered = self._parent(history, setting)
+        if branch is None:
+            return Plan(call=call, history=history, setting=setting)
+        if not carries_ids(call):
+            raise CannotContinue(Missed.OPTIONS_DIFFER, "an option of the call shapes the prompt itself")
+        if not all(map(only_text, call.messages)):
+            raise CannotContinue(Missed.IMAGES)
+        self._branches.touch(branch)
+        root = branch.root
+        if root.asked is not None:
+            await suffixes.prove_door(root.asked, root.prompt_ids)
+            root.asked = None
+        extension = Extension(branch.ended(), call.messages[covered - 1], call.messages[covered:], call)
+        suffix = await suffixes.after(extension, branch.depth)
+        ids = [*extension.ended.prompt_ids, *extension.ended.sampled_ids, *suffix.ids]
+        suffixes.check_room(call, len(ids))
+        return Plan(ids, None, branch, suffix.forged, call=call, history=history, setting=setting)
+
+    def _parent(self, history: History, setting: Setting) -> tuple[Branch | None, int]:
+        """The sampled turn that a history goes on from, and how many messages end with it. Raises `CannotContinue`
+        when there should be one."""
+        messages, branches = history.messages, self._branches
+        covered = branches.longest(history.chain)
+        if not covered:
+            known = branches.known(history.chain)
+            later = [place for place in range(known, len(messages)) if messages[place].get("role") == "assistant"]
+            if later and (known or any(branches.answered(history.digests[place]) for place in later)):
+                raise CannotContinue(Missed.HISTORY_DIFFERS, f"from message {known} on")
+            return None, 0
+        if any(message.get("role") == "assistant" for message in messages[covered:]):
+            raise CannotContinue(Missed.NOT_SAMPLED, f"after message {covered}")
+        found = [b for b in branches.at(history.chain[covered]) if b.setting.rendered_by == setting.rendered_by]
+        if not found:
+            raise CannotContinue(Missed.OPTIONS_DIFFER, "sampled by another model")
+        found = [branch for branch in found if branch.setting.tools == setting.tools]
+        if not found:
+            raise CannotContinue(Missed.TOOLS_DIFFER)
+        found = [branch for branch in found if branch.setting.options == setting.options]
+        if not found:
+            raise CannotContinue(Missed.OPTIONS_DIFFER)
+        return meant(found, messages[covered - 1]), covered
+
+    def _read(self, messages: Sequence[Message]) -> History:
+        """Digests of all messages; only those are computed that no recent request had at the same place."""
+        line = max(self._lines, key=lambda line: _alike(line.messages, messages), default=None)
+        digests: list[bytes] = []
+        chain = [START]
+        same = line is not None  # so far its digests are those of the line
+        for place, message in enumerate(messages):
+            known = line is not None and place < len(line.messages) and line.messages[place] == message
+            digest = line.digests[place] if known and line is not None else message_digest(message)
+            same = same and line is not None and place < len(line.digests) and line.digests[place] == digest
+            digests.append(digest)
+            chain.append(line.chain[place + 1] if same and line is not None else chained(chain[-1], digest))
+        history = History(messages, digests, chain)
+        if same and line is not None:
+            self._lines.remove(line)  # it goes on
+        self._lines.append(history)
+        del self._lines[:-LINES]
+        return history
+
+
+def _alike(old: Sequence[Message], new: Sequence[Message]) -> int:
+    """How many messages at their beginning are the same, looked at roughly: for choosing a line."""
+    count = 0
+    for one, other in zip(old, new, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def _end_id(call: ModelCall, choice: Choice) -> int | None:
+    """The control token that ended a turn. A stop that the request itself asked for ends nothing in the template."""
+    ids = choice.ids
+    if not ids or choice.finish_reason not in _ENDED:
+        return None
+    last = int(ids[-1])
+    stops = call.options.get("stop_token_ids")
+    if isinstance(stops, list) and last in stops:
+        return None
+    return last if choice.stop_reason is None or choice.stop_reason == last else None

@@ -1,0 +1,229 @@
+"""The generic way: what any chat template puts after an assistant's turn, found out by rendering.
+
+The new messages are rendered twice, each time behind another small made-up conversation whose last turn makes the
+same tool calls. What the two have in common at their end is what the template writes after a turn whatever came before
+it: the turn's close, the new messages, and the opening of the answer. So nothing is assumed about roles, closes or
+tokens, messages are always rendered together and never alone, and the cut is between ids, not between letters.
+(After the dummy-prefix method of Miles and verl, with two prefixes instead of one: a template that treats the turn
+before a user's message otherwise than the last one, as Qwen3's does, has no common prefix but still a common end.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from polarq_proxy.call import ModelCall
+from polarq_proxy.exact.base import CannotContinue, Extension, Message, Missed, Renderer, rendering_options
+from polarq_proxy.exact.branches import packed
+from polarq_proxy.exact.meaning import tools_digest, tree_digest
+
+MAX_REMEMBERED = 1024
+
+_ITEM = len(packed((0,)))
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """A made-up conversation. No two share a text, least of all its last token."""
+
+    system: str
+    user: str
+    thinking: str
+    answer: str
+
+
+_PASTS = (
+    _Past("Answer briefly.", "Name a colour.", "An easy one.", "red"),
+    _Past("You count things", "How many days has a week", "Let me count them", "seven"),
+)
+_STUB: tuple[Message, ...] = ({"role": "user", "content": "Go on."},)
+
+
+@dataclass(frozen=True, slots=True)
+class _Closing:
+    """What stands after a turn that is plain text: `stub` with a user's message next; `fixed` is what of it does not
+    depend on what is next, empty where the template closes no turn and the next opener does."""
+
+    stub: list[int]
+    fixed: list[int]
+
+
+class TemplateBridge:
+    """For one renderer; shared by all sessions."""
+
+    def __init__(self, render: Renderer) -> None:
+        self._render = render
+        self._closings: dict[bytes, _Closing] = {}
+        self._tails: dict[tuple[bytes, int], list[int]] = {}
+        self._without_tools: dict[tuple[bytes, bytes, tuple[str, ...]], bool] = {}
+
+    async def suffix(self, extension: Extension) -> list[int]:
+        calls = _calls_of(extension.turn)
+        common = await self._common(extension, calls)
+        closing = await self._closing(extension.call)
+        if calls:
+            call_end = await self._call_end(extension.call, calls, closing, common)
+            common = common[len(call_end) :]
+        return _joined(extension, common, closing)
+
+    async def _common(self, extension: Extension, calls: Sequence[Message]) -> list[int]:
+        """The common end of both renderings. Where the tools do not show in it, they are left out from then on."""
+        call, new = extension.call, extension.new
+        if not call.tools:
+            return await self._after(call, calls, new, tools=False)
+        key = (tree_digest(rendering_options(call)), tools_digest(call.tools), (*shape(new), "calls" if calls else ""))
+        without = self._without_tools.get(key)
+        if without:
+            return await self._after(call, calls, new, tools=False)
+        common = await self._after(call, calls, new, tools=True)
+        if without is None:
+            try:
+                same = await self._after(call, calls, new, tools=False) == common
+            except CannotContinue:
+                same = False  # a template may refuse calls of tools that it was not told of
+            remember(self._without_tools, key, same)
+        return common
+
+    async def _after(
+        self, call: ModelCall, calls: Sequence[Message], new: Sequence[Message], *, tools: bool
+    ) -> list[int]:
+        """What two renderings have in common from their ends back. Raises `CannotContinue` when it is nothing."""
+        one, other = await asyncio.gather(
+            *(self._render.ids(_rendering(call, past, calls, new, tools=tools)) for past in _PASTS)
+        )
+        count = common_end(packed(one), packed(other))
+        if not count:
+            raise CannotContinue(Missed.LOOKS_AHEAD, "no end in common behind different pasts")
+        if count >= min(len(one), len(other)):
+            raise CannotContinue(Missed.NOT_PROVEN, "the template leaves the past out")
+        return one[-count:]
+
+    async def _closing(self, call: ModelCall) -> _Closing:
+        key = tree_digest([rendering_options(call), _has_system(call)])
+        closing = self._closings.get(key)
+        if closing is None:
+            stub = await self._after(call, (), _STUB, tools=False)
+            try:
+                last = await self._after(call, (), (), tools=False)
+            except CannotContinue:
+                last = []  # a template may refuse to open an answer after an answer
+            closing = _Closing(stub, stub[: _common_start(stub, last)])
+            remember(self._closings, key, closing)
+        return closing
+
+    async def _call_end(
+        self, call: ModelCall, calls: Sequence[Message], closing: _Closing, common: Sequence[int]
+    ) -> list[int]:
+        """How a turn's last tool call ends in the template, before the turn's close: part of what was sampled."""
+        key = (tree_digest([rendering_options(call), _has_system(call)]), len(calls))
+        known = self._tails.get(key)
+        if known is not None and common[: len(known)] == known:
+            return known
+        last = await self._after(call, (), (), tools=False)
+        called = await self._after(call, calls, (), tools=bool(call.tools))
+        if called[-len(last) :] != last:
+            raise CannotContinue(Missed.NOT_PROVEN, "turns with tool calls are closed otherwise than others")
+        found = called[: len(called) - len(last)]
+        if common[: len(found)] != found or common[len(found) : len(found) + len(closing.fixed)] != closing.fixed:
+            raise CannotContinue(Missed.LOOKS_AHEAD, "the close of a turn with tool calls depends on what follows")
+        remember(self._tails, key, found)
+        return found
+
+
+def _joined(extension: Extension, common: list[int], closing: _Closing) -> list[int]:
+    """`common` without what of it was sampled."""
+    end_id, fixed = extension.ended.end_id, closing.fixed
+    if common[: len(fixed)] != fixed:
+        raise CannotContinue(Missed.LOOKS_AHEAD, "a turn's close depends on what follows")
+    if end_id is None:
+        return common  # cut off in the middle: the template's close is added
+    if end_id in extension.ended.sampled_ids[:-1]:
+        raise CannotContinue(Missed.NOT_PROVEN, "the model went on after its turn's end")
+    if end_id in fixed:
+        return common[fixed.index(end_id) + 1 :]
+    if not fixed:
+        # What opens the next turn is what ends this one: it has to be the opener that does follow.
+        if common[0] == end_id:
+            return common[1:]
+        raise CannotContinue(Missed.OTHER_END, "and the template's next turn opens with another one")
+    # Another end-of-text token of the same model stands in for the close.
+    return common[1:]
+
+
+def shape(new: Sequence[Message]) -> tuple[str, ...]:
+    """The roles of messages, one for each run of equal ones."""
+    roles: list[str] = []
+    for message in new:
+        role = str(message.get("role"))
+        if not roles or roles[-1].rstrip("+") != role:
+            roles.append(role)
+        else:
+            roles[-1] = role + "+"
+    return tuple(roles)
+
+
+def common_end(one: bytes, other: bytes) -> int:
+    """How many ids two packed sequences have in common at their ends."""
+    low, high = 0, min(len(one), len(other)) // _ITEM
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[len(one) - middle * _ITEM :] == other[len(other) - middle * _ITEM :]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _common_start(one: Sequence[int], other: Sequence[int]) -> int:
+    count = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count
+
+
+def _rendering(
+    call: ModelCall, past: _Past, calls: Sequence[Message], new: Sequence[Message], *, tools: bool
+) -> ModelCall:
+    turn: Message = {"role": "assistant", "content": past.answer, "reasoning_content": past.thinking}
+    if calls:
+        arguments = json.dumps({"of": past.answer})
+        turn["tool_calls"] = [{**known, "function": {**known["function"], "arguments": arguments}} for known in calls]
+    messages: list[Message] = [{"role": "user", "content": past.user}, turn, *new]
+    if _has_system(call):
+        messages.insert(0, {"role": "system", "content": past.system})
+    return ModelCall(messages, call.tools if tools else None, rendering_options(call), call.model)
+
+
+def _calls_of(turn: Message) -> list[Message]:
+    """Ids and names of its tool calls."""
+    found = []
+    calls: Any = turn.get("tool_calls") or ()
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise CannotContinue(Missed.NOT_PROVEN, "a tool call without a name")
+        found.append({"type": "function", "function": {"name": function["name"]}, **_id_of(call)})
+    return found
+
+
+def _id_of(call: Message) -> Message:
+    return {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+
+
+def _has_system(call: ModelCall) -> bool:
+    return bool(call.messages) and call.messages[0].get("role") in {"system", "developer"}
+
+
+def remember(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Keeps what was found out, and forgets the oldest beyond `MAX_REMEMBERED`."""
+    known[key] = value
+    while len(known) > MAX_REMEMBERED:
+        del known[next(iter(known))]
