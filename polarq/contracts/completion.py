@@ -17,8 +17,6 @@ class CompletionLabel(StrEnum):
     TRAIN = "train"
     SIDE = "side"
     """Traffic beside the task: titles, probes, compaction (`side_kind` says which)."""
-    REPLAY = "replay"
-    """Answered from the record; nothing was sampled."""
     ABORTED = "aborted"
     """The engine or the harness ended it early; the ids sampled until then are kept."""
 

@@ -142,6 +142,41 @@ class AgentSpec(Contract):
         return self
 
 
+SAMPLING_PARAMETERS = frozenset(
+    {
+        "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "min_tokens", "bad_words",
+        "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "ignore_eos",
+        "reasoning_effort", "thinking_token_budget", "chat_template_kwargs", "skip_special_tokens",
+    }
+)  # fmt: skip
+"""What `ModelRules.sampling` may set: what decides about tokens, and nothing of what makes them recordable."""
+
+
+class ModelRules(Contract):
+    """What a rollout may ask of the model, and how. None: not limited, or as the harness asks."""
+
+    max_calls: int | None = Field(None, ge=1)
+    max_sampled_tokens: int | None = Field(None, ge=1)
+    """Tokens sampled over all its calls."""
+    max_calls_per_minute: int | None = Field(None, ge=1)
+    """Faster calls are held back; nothing is lost."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Tokens per answer at most, whatever the harness asks."""
+    sampling: dict[str, Any] = {}
+    """Sampling parameters (chat-completions names) that replace the harness's own; the record says which."""
+    stream: bool | None = None
+    """Whether the engine is asked to stream when the harness streams; None: as the node's topology says."""
+
+    @field_validator("sampling")
+    @classmethod
+    def _only_sampling(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if name not in SAMPLING_PARAMETERS:
+                known = ", ".join(sorted(SAMPLING_PARAMETERS))
+                raise ValueError(f"'{name}' is no sampling parameter that a task may set (these are: {known})")
+        return value
+
+
 class BuilderSpec(Contract):
     """How completions become a trajectory."""
 

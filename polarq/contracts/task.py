@@ -21,6 +21,7 @@ from polarq.contracts.specs import (
     AgentSpec,
     BuilderSpec,
     EvaluatorSpec,
+    ModelRules,
     Placement,
     RuntimeSpec,
     Timeouts,
@@ -80,6 +81,8 @@ class Task(Contract):
     priority_class: Id | None = None
     timeouts: Timeouts = Timeouts()
     placement: Placement = Placement()
+    model: ModelRules = ModelRules()
+    """Limits and sampling parameters of the rollout's model calls."""
 
     @field_validator("instruction")
     @classmethod

@@ -83,6 +83,7 @@ class Fidelity(Contract):
     breaks: list[Break] = []
     missing_logprobs: int = 0
     replays: int = 0
+    """Calls that repeated an earlier one and were answered without sampling; they leave no record."""
     side_calls: int = 0
     incomplete_calls: int = 0
     empty_calls: int = 0

@@ -11,12 +11,12 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from pydantic import Field, ValidationError
 from redis.asyncio import Redis
 
 from polarq.contracts.base import Contract
+from polarq.contracts.specs import ModelRules
 from polarq.errors import GrantRefused
 from polarq.ledger.keys import Keys
 from polarq.store.atomic import Script, ledger_errors
@@ -45,22 +45,13 @@ return redis.call('HINCRBY', KEYS[1], 'faults', 1)
 """)
 
 
-class SessionRules(Contract):
-    """What a rollout may ask of the model, and how. None: not limited, or as the harness asks."""
+class SessionRules(ModelRules):
+    """The task's rules, and what only the node knows."""
 
-    max_sampled_tokens: int | None = Field(None, ge=1)
-    """Tokens sampled over all its calls."""
-    max_calls_per_minute: int | None = Field(None, ge=1)
-    sampling: dict[str, Any] = {}
-    """Sampling parameters (chat-completions names) that replace the harness's own."""
-    max_tokens: int | None = Field(None, ge=1)
-    """Tokens per answer at most, whatever the harness asks."""
     deadline: datetime | None = None
     """When the rollout ends: no call runs longer."""
     harness: str = ""
     """Name of the harness, for the rules that tell its side traffic."""
-    stream_upstream: bool | None = None
-    """Whether the engine is asked to stream; None: as the node says."""
 
 
 class GrantSpec(Contract):
@@ -74,8 +65,6 @@ class GrantSpec(Contract):
     node_id: str
     model: str = ""
     """Model name to ask the engine for; blank: the node's."""
-    max_calls: int | None = Field(None, ge=1)
-    """Model calls the rollout may make."""
     rules: SessionRules = SessionRules()
 
 

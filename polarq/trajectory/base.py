@@ -69,7 +69,7 @@ def rewarded(trajectory: Trajectory, reward: Reward) -> Trajectory:
 def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fidelity:
     """What was kept of what was sampled, and where and why not."""
     reasons = {str(c.seq): why for c in completions if c.sampled_ids and (why := why_untrainable(c)) is not None}
-    sampled = sum(len(c.sampled_ids) for c in completions if c.label is not CompletionLabel.REPLAY)
+    sampled = sum(len(c.sampled_ids) for c in completions)
     trainable = sum(trace.trainable_tokens for trace in traces)
     versions: list[str] = []
     for completion in completions:
@@ -85,7 +85,6 @@ def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fide
         untrainable=reasons,
         breaks=find_breaks(completions),
         missing_logprobs=sum(1 for c in completions for value in c.logprobs if value is None),
-        replays=sum(1 for c in completions if c.label is CompletionLabel.REPLAY),
         side_calls=sum(1 for c in completions if c.label is CompletionLabel.SIDE),
         incomplete_calls=sum(1 for c in completions if c.incomplete),
         empty_calls=sum(1 for c in completions if not c.sampled_ids),

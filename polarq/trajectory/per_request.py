@@ -16,7 +16,7 @@ class PerRequestBuilder(Builder):
     name = "per_request"
 
     def traces(self, completions: Sequence[Completion]) -> list[Trace]:
-        sampled = [c for c in completions if c.sampled_ids and c.label is not CompletionLabel.REPLAY]
+        sampled = [c for c in completions if c.sampled_ids]
         return [_trace(index, completion) for index, completion in enumerate(sampled)]
 
 

@@ -60,7 +60,7 @@ class Session:
 
     def reserve(self, calls: int) -> int:
         """The first of `calls` sequence numbers. Raises `CallFault` beyond the rollout's limit."""
-        limit = self.spec.max_calls
+        limit = self.spec.rules.max_calls
         if limit is not None and self.next_seq + calls > limit:
             raise CallFault(FaultKind.TOO_MANY_CALLS, f"this rollout may make {limit} model calls, and made them")
         budget = self.spec.rules.max_sampled_tokens

@@ -139,7 +139,7 @@ class Relay:
 
     def _streams(self, capture: Capture) -> bool:
         """Whether the engine is asked to stream."""
-        chosen = capture.session.spec.rules.stream_upstream
+        chosen = capture.session.spec.rules.stream
         wanted = self._stream_upstream if chosen is None else chosen
         return capture.call.stream and wanted and _endpoint_of(capture).features.streams_ids
 
@@ -242,6 +242,9 @@ class Relay:
         """The engine's answer, its status 200. Raises `CallFault` for any other."""
         endpoint = _endpoint_of(capture)
         capture.model_asked = capture.session.spec.model or await endpoint.ensure_model()
+        context, asked = endpoint.state.max_context, rules.asked_limit(capture.call)
+        if context is not None and asked is not None and asked >= context:
+            _ask_for_less(capture, None)  # what is left of the context is less than that, and is what is given then
         request = endpoint.engine.request(
             capture.call, capture.model_asked, stream=stream, prompt_ids=capture.exact_ids
         )
@@ -259,7 +262,8 @@ class Relay:
             await self._recorder.keep_broken(capture, answer, "the engine aborted the call")
             fault = CallFault(FaultKind.ABORTED, "the inference server aborted the call; it may be asked again")
             raise self._judged(capture, fault)
-        if any(choice.weight_versions is not None for choice in answer.choices):
+        told = any(choice.weight_versions is not None for choice in answer.choices)
+        if told and endpoint.features.versions_in_answer:
             endpoint.gives_versions = True
         if answer.usage is None or answer.usage.completion_tokens:
             endpoint.note_ids(all(choice.ids for choice in answer.choices) and bool(answer.prompt_ids))
@@ -289,7 +293,8 @@ def _fits_after_all(capture: Capture, fault: CallFault) -> bool:
     Engines refuse instead of giving less, and harnesses ask for what the model that they know could give.
     """
     asked = rules.asked_limit(capture.call)
-    if fault.kind is not FaultKind.CONTEXT_OVERFLOW or asked is None:
+    refused = fault.kind is FaultKind.REFUSED and fault.param in rules.LIMITS
+    if asked is None or not (refused or fault.kind is FaultKind.CONTEXT_OVERFLOW):
         return False
     most = None
     if fault.max_context is not None and fault.prompt_tokens is not None:
@@ -298,10 +303,13 @@ def _fits_after_all(capture: Capture, fault: CallFault) -> bool:
             return False
         if most >= asked:  # the engine counts otherwise than it says: leave it to it
             most = None
-    changed = rules.limit(capture.call, most)
-    for name, value in changed.items():
-        capture.overridden.setdefault(name, value)
+    _ask_for_less(capture, most)
     return True
+
+
+def _ask_for_less(capture: Capture, most: int | None) -> None:
+    for name, value in rules.limit(capture.call, most).items():
+        capture.overridden.setdefault(name, value)
 
 
 async def fail(fault: CallFault, writer: StreamWriter, down: Downstream) -> None:

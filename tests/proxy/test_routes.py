@@ -127,7 +127,7 @@ async def test_a_session_that_closes_gets_nothing_more_recorded_or_shown(redis_c
 async def test_a_rollout_may_make_only_so_many_calls(redis_client: Redis, keys: Keys) -> None:
     async with (
         ScriptedInference(scenario=SCENARIO) as inference,
-        running(redis_client, keys, inference.base_url, grant={"max_calls": 2}) as rig,
+        running(redis_client, keys, inference.base_url, grant={"rules": {"max_calls": 2}}) as rig,
     ):
         await rig.ask()
         await rig.ask()

@@ -76,11 +76,6 @@ def test_a_call_that_sampled_nothing_makes_no_trace() -> None:
     assert trajectory.fidelity.empty_calls == 1
 
 
-def test_a_replay_samples_nothing_new() -> None:
-    trajectory = build(call(0, [1], [2]), call(1, [1], [2], label=CompletionLabel.REPLAY))
-    assert (len(trajectory.traces), trajectory.fidelity.replays, trajectory.fidelity.sampled_tokens) == (1, 1, 1)
-
-
 def test_a_broken_prefix_is_located_and_its_cause_told() -> None:
     trajectory = build(call(0, [1, 2], [3, 4, 9]), call(1, [1, 2, 3, 5, 9, 7], [8]), call(2, [1, 6, 3], [8]))
     assert [(b.seq, b.position, b.cause) for b in trajectory.fidelity.breaks] == [

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from polarq.errors import EvaluatorFault, HarnessFault, InvalidInput, PolarqErro
 from polarq.ledger import Claim
 from polarq.registry import plugin
 from polarq.store.completions import read_completions
-from polarq.store.grants import GrantSpec, GrantUse, close_grant, open_grant
+from polarq.store.grants import GrantSpec, GrantUse, SessionRules, close_grant, open_grant
 from polarq.trajectory.base import Builder, rewarded
 from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut, Evaluator
 from polarq_worker.evaluators.create import create_evaluator
@@ -192,6 +192,11 @@ class Walk:
             token=self.claim.token,
             node_id=self.services.node.id,
             model=self.services.node.model_served,
+            rules=SessionRules(
+                **self.task.model.model_dump(),
+                deadline=datetime.now(UTC) + timedelta(seconds=budget),
+                harness=self.task.agent.harness or "",
+            ),
         )
         redis, keys = self.services.ledger.redis, self.services.ledger.calls.keys
         patience = self.services.patience
@@ -241,7 +246,10 @@ class Walk:
             lambda: read_completions(redis, keys, claim.rollout_id, claim.attempt, claim.token)
         )
         assert self.builder is not None
-        return await asyncio.to_thread(self.builder.build, calls, {"task_metadata": self.task.metadata})
+        built = await asyncio.to_thread(self.builder.build, calls, {"task_metadata": self.task.metadata})
+        # Only the grant knows of calls that were answered without sampling: they leave no record.
+        fidelity = built.fidelity.model_copy(update={"replays": self.use.replays})
+        return built.model_copy(update={"fidelity": fidelity})
 
     async def _evaluate(self, evaluator: Evaluator, runtime: Runtime, baseline: dict[str, Any]) -> None:
         budget = self.budgets.evaluate_s
