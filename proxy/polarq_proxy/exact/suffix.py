@@ -14,11 +14,6 @@ from polarq_proxy.exact.template import TemplateBridge, remember, shape
 
 log = logging.getLogger("polarq.proxy")
 
-YOUNG = 2
-"""The first continuations of every line are compared with a rendering of the whole conversation, as is each new
-combination of template options, tools and roles. Later ones are not: rendering all of it at every turn would make a
-long conversation pay for its length."""
-
 _Shape = tuple[bytes, bytes, tuple[str, ...]]
 
 
@@ -66,7 +61,7 @@ class Suffixes:
         cut = "cut" if extension.ended.end_id is None else ""
         roles = (*shape(extension.new), calls, cut)
         key = (tree_digest(rendering_options(call)), tools_digest(call.tools), roles)
-        whole = await self._render.ids(call) if depth < YOUNG or key not in self._proven else None
+        whole = await self._render.ids(call) if is_compared(depth) or key not in self._proven else None
         ids = await self._of_known(extension, key, whole)
         if ids is None:
             ids = await self._generic.suffix(extension)
@@ -109,6 +104,13 @@ class Suffixes:
         room = next((value for value in wanted if isinstance(value, int)), 1)
         if limit is not None and tokens + room > limit:
             raise CannotContinue(Missed.TOO_LONG, f"{tokens} of {limit} tokens, {room} to be sampled")
+
+
+def is_compared(depth: int) -> bool:
+    """Whether this continuation of a line is compared with a rendering of its whole conversation: the first, and then
+    ever more seldom (1, 2, 4, 8, ...), so that over all turns the comparisons cost about as much as the new messages
+    do. Each new combination of template options, tools and roles is compared besides."""
+    return depth & (depth - 1) == 0
 
 
 def _ends_with(whole: Sequence[int], ids: Sequence[int]) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from polarq_proxy.call import ModelCall
 from polarq_proxy.exact.base import CannotContinue, Extension, Message, Missed, Renderer, rendering_options
-from polarq_proxy.exact.branches import packed
+from polarq_proxy.exact.branches import packed, unpacked
 from polarq_proxy.exact.meaning import tools_digest, tree_digest
 
 MAX_REMEMBERED = 1024
@@ -42,6 +42,8 @@ _PASTS = (
     _Past("Answer briefly.", "Name a colour.", "An easy one.", "red"),
     _Past("You count things", "How many days has a week", "Let me count them", "seven"),
 )
+_OTHER_ANSWER = _Past(_PASTS[0].system, _PASTS[0].user, _PASTS[1].thinking, _PASTS[1].answer)
+"""The first past with the second's answer: what these two have in common at their ends begins where an answer ends."""
 _STUB: tuple[Message, ...] = ({"role": "user", "content": "Go on."},)
 
 
@@ -61,7 +63,7 @@ class TemplateBridge:
         self._render = render
         self._closings: dict[bytes, _Closing] = {}
         self._tails: dict[tuple[bytes, int], list[int]] = {}
-        self._without_tools: dict[tuple[bytes, bytes, tuple[str, ...]], bool] = {}
+        self._needs_tools: dict[tuple[bytes, bytes, tuple[str, ...]], bool] = {}
 
     async def suffix(self, extension: Extension) -> list[int]:
         calls = _calls_of(extension.turn)
@@ -75,34 +77,40 @@ class TemplateBridge:
     async def _common(self, extension: Extension, calls: Sequence[Message]) -> list[int]:
         """The common end of both renderings. Where the tools do not show in it, they are left out from then on."""
         call, new = extension.call, extension.new
-        if not call.tools:
-            return await self._after(call, calls, new, tools=False)
         key = (tree_digest(rendering_options(call)), tools_digest(call.tools), (*shape(new), "calls" if calls else ""))
-        without = self._without_tools.get(key)
-        if without:
-            return await self._after(call, calls, new, tools=False)
-        common = await self._after(call, calls, new, tools=True)
-        if without is None:
+        with_tools = self._needs_tools.get(key)
+        if with_tools is not None:
+            return await self._after(call, calls, new, tools=with_tools, proven=True)
+        common = await self._after(call, calls, new, tools=bool(call.tools))
+        with_tools = False
+        if call.tools:
             try:
-                same = await self._after(call, calls, new, tools=False) == common
+                with_tools = await self._after(call, calls, new, tools=False) != common
             except CannotContinue:
-                same = False  # a template may refuse calls of tools that it was not told of
-            remember(self._without_tools, key, same)
+                with_tools = True  # a template may refuse calls of tools that it was not told of
+        remember(self._needs_tools, key, with_tools)
         return common
 
     async def _after(
-        self, call: ModelCall, calls: Sequence[Message], new: Sequence[Message], *, tools: bool
+        self, call: ModelCall, calls: Sequence[Message], new: Sequence[Message], *, tools: bool, proven: bool = False
     ) -> list[int]:
-        """What two renderings have in common from their ends back. Raises `CannotContinue` when it is nothing."""
-        one, other = await asyncio.gather(
-            *(self._render.ids(_rendering(call, past, calls, new, tools=tools)) for past in _PASTS)
-        )
-        count = common_end(packed(one), packed(other))
-        if not count:
+        """What renderings of different pasts have in common from their ends back. Raises `CannotContinue` when that
+        does not begin at the end of the answer, which is looked at unless it is `proven`."""
+        pasts = _PASTS if proven else (*_PASTS, _OTHER_ANSWER)
+        first, *others = [
+            packed(ids)
+            for ids in await asyncio.gather(
+                *(self._render.ids(_rendering(call, past, calls, new, tools=tools)) for past in pasts)
+            )
+        ]
+        counts = [common_end(first, other) for other in others]
+        if not counts[0]:
             raise CannotContinue(Missed.LOOKS_AHEAD, "no end in common behind different pasts")
-        if count >= min(len(one), len(other)):
+        if counts[0] != counts[-1]:
+            raise CannotContinue(Missed.LOOKS_AHEAD, "what came before a turn shows after it")
+        if counts[0] * _ITEM == len(first):
             raise CannotContinue(Missed.NOT_PROVEN, "the template leaves the past out")
-        return one[-count:]
+        return unpacked(first[-counts[0] * _ITEM :])
 
     async def _closing(self, call: ModelCall) -> _Closing:
         key = tree_digest([rendering_options(call), _has_system(call)])

@@ -96,7 +96,7 @@ async def test_a_later_turn_costs_what_is_new_in_it() -> None:
         counted = Counted(loop.render)
         loop.suffixes = Suffixes(counted)
         messages = await work(loop, "verbatim")
-        for _ in range(2):
+        for _ in range(3):
             counted.asked.clear()
             turn = await loop.say([*messages, user("more")], TOOLS)
             messages = [*turn.call.messages, turn.message]
