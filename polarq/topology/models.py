@@ -127,6 +127,10 @@ class ProxySection(Contract):
     stream_upstream: bool = Field(
         True, description="Stream from the engine when the harness streams; else replay one answer."
     )
+    side_traffic: dict[str, str] = Field(
+        {},
+        description="Per kind of side traffic: train (as a step of the task), or the alias of a model_pool entry.",
+    )
     retry_grace_s: float = Field(
         3.0,
         ge=0,
@@ -152,13 +156,17 @@ class CompletionPersistence(Contract):
 
 
 class PoolModel(Contract):
-    """Polar's section for frozen side models; polarq serves the policy only and routes nothing here."""
+    """A frozen model beside the policy. A harness asks for it by its alias; nothing of it is ever trained on."""
 
-    alias: Annotated[str, StringConstraints(pattern=r"^pool/\S+$")] = Field(description="Accepted from Polar's files.")
-    model: NonEmpty = Field(description="Accepted from Polar's files.")
-    base_url: HttpUrl = Field(description="Accepted from Polar's files.")
-    api_key_env: str | None = Field(None, description="Accepted from Polar's files.")
-    max_concurrency: int = Field(32, gt=0, description="Accepted from Polar's files.")
+    alias: Annotated[str, StringConstraints(pattern=r"^pool/\S+$")] = Field(
+        description="The model name by which it is asked for."
+    )
+    model: NonEmpty = Field(description="What its server calls it.")
+    base_url: HttpUrl = Field(description="Address of an OpenAI-compatible server, with or without /v1.")
+    api_key_env: str | None = Field(
+        None, description="Name of the environment variable on the node that holds its key; no sandbox sees it."
+    )
+    max_concurrency: int = Field(32, gt=0, description="Model calls in flight to it at most.")
     max_active_episodes: int | None = Field(None, gt=0, description="Accepted from Polar's files.")
 
 
@@ -187,7 +195,7 @@ class Node(Contract):
         None, ge=0, le=4096, description="Prepared sandboxes that may wait for a run slot; blank: max_run_workers."
     )
     default_runtime: RuntimeSpec | None = Field(None, description="Runtime of tasks that name none.")
-    model_pool: list[PoolModel] = Field([], description="Accepted from Polar's files; nothing is routed there.")
+    model_pool: list[PoolModel] = Field([], description="Frozen models beside the policy, asked for by alias.")
     labels: dict[str, str] = Field({}, description="What placement can select nodes by.")
     proxy: ProxySection = Field(ProxySection(), description="The node's proxy.")
 

@@ -20,6 +20,7 @@ from aiohttp import web
 from redis.asyncio import Redis
 
 import polarq
+from polarq.contracts.completion import CompletionLabel
 from polarq.ledger.keys import Keys
 from polarq.registry import names, plugin
 from polarq.store.completions import KEEP_S, CompletionLog
@@ -31,17 +32,20 @@ from polarq_proxy.call import Answer, ModelCall
 from polarq_proxy.counters import Counters
 from polarq_proxy.dialects.base import Dialect, NativeRequest, Operation, Reply, ReplyHead, Route, ServedModel
 from polarq_proxy.downstream import Downstream
-from polarq_proxy.endpoints import Fleet
+from polarq_proxy.endpoints import Endpoint, Fleet
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.flight import Flight
 from polarq_proxy.gather import pieces_of
 from polarq_proxy.grants import Session, Sessions
 from polarq_proxy.jsons import encode
 from polarq_proxy.pausing import Gate, PauseWatch
+from polarq_proxy.pool import PREFIX as POOL_PREFIX
+from polarq_proxy.pool import Pool
 from polarq_proxy.recorder import Capture, Recorder
 from polarq_proxy.relay import MAX_EVENT_BYTES, Relay, fail, sent_last
 from polarq_proxy.repeats import Ended, digest_of_call, marked_as_retry, same
 from polarq_proxy.replay import answer_of
+from polarq_proxy.side.rules import kind_of
 
 log = logging.getLogger("polarq.proxy")
 
@@ -96,6 +100,7 @@ class Proxy:
         self.counters = Counters()
         self.dialects = installed_dialects()
         self.fleet = Fleet.of(node, env or {})
+        self.pool = Pool(node, env or {})
         completions = CompletionLog(redis, keys, keep_s)
         self.sessions = Sessions(redis, keys, completions)
         self.recorder = Recorder(redis, keys, completions, self.counters)
@@ -118,6 +123,7 @@ class Proxy:
 
     async def start(self) -> None:
         await self.fleet.start()
+        await self.pool.start()
         await self.pauses.start()
 
     async def close(self) -> None:
@@ -127,6 +133,7 @@ class Proxy:
             await flight.closed()
         await self.recorder.drain()
         await self.fleet.close()
+        await self.pool.close()
 
     def health(self) -> dict[str, Any]:
         """`status` is `ok` when some inference server answers and gives token ids, else `degraded` (the proxy itself is
@@ -168,9 +175,7 @@ class Proxy:
         dialect, route, match = self._routed(request.method, native)
         try:
             if "websocket" in request.headers.get("Upgrade", "").lower():
-                raise CallFault(
-                    FaultKind.UPGRADE, "there are no websockets here: use plain HTTP"
-                )
+                raise CallFault(FaultKind.UPGRADE, "there are no websockets here: use plain HTTP")
             if route is None or match is None:
                 text = f"{request.method} {place.shown.partition('?')[0]} is not a route of this proxy"
                 raise CallFault(FaultKind.NO_SUCH_ROUTE, text)
@@ -233,18 +238,42 @@ class Proxy:
             flight = self._stored_again(ended.unstored)
         if flight is None and answer is None:
             retry_of = ended.seq if ended is not None and not ended.answered else None
-            flight = self._begun(session, call, dialect, place.shown, digest, retry_of)
+            flight = self._begun(session, call, dialect, place.shown, request.headers, digest, retry_of)
         elif flight is not None or answer is not None:
             self.counters.replays += 1
             self.recorder.note_replay(session)
         return await self._answered(request, dialect, call, flight, answer)
 
+    def _routed_beside(
+        self, session: Session, call: ModelCall, headers: Mapping[str, str]
+    ) -> tuple[CompletionLabel, str | None, Endpoint | None]:
+        """(label, kind of side traffic, the frozen model that answers instead of the policy)."""
+        if call.model.startswith(POOL_PREFIX):
+            return CompletionLabel.SIDE, "pool", self.pool.find(call.model)
+        kind = kind_of(call, session.spec.rules.harness, headers)
+        treated = self.node.proxy.side_traffic.get(kind or "")
+        if kind is None or treated == "train":
+            return CompletionLabel.TRAIN, kind, None
+        return CompletionLabel.SIDE, kind, self.pool.find(treated) if treated is not None else None
+
     def _begun(
-        self, session: Session, call: ModelCall, dialect: Dialect, path: str, digest: str, retry_of: int | None
+        self,
+        session: Session,
+        call: ModelCall,
+        dialect: Dialect,
+        path: str,
+        headers: Mapping[str, str],
+        digest: str,
+        retry_of: int | None,
     ) -> Flight:
         session.time_left_s()
+        label, kind, frozen = self._routed_beside(session, call, headers)
         first_seq = session.reserve(call.choices)
         capture = Capture(
+            label=label,
+            side_kind=kind,
+            frozen=frozen,
+            doubt=None if frozen is None else f"answered by the frozen model '{frozen.model}', not by the policy",
             session=session,
             call=call,
             dialect=dialect.name,

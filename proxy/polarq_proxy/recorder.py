@@ -58,6 +58,8 @@ class Capture:
     requested_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     started: float = field(default_factory=time.monotonic)
     endpoint: Endpoint | None = None
+    frozen: Endpoint | None = None
+    """The frozen model that answers instead of the policy."""
     body: dict[str, Any] = field(default_factory=dict)
     """What was sent to the engine."""
     model_asked: str = ""
@@ -68,6 +70,8 @@ class Capture:
     """The prompt that was sent as ids; the engine's echo must equal it."""
     exact_missed: str | None = None
     overridden: dict[str, Any] = field(default_factory=dict)
+    doubt: str | None = None
+    """Why the call is not to be trained on, whatever comes back."""
     version_before: str | None = None
     version_after: str | None = None
 
@@ -172,7 +176,7 @@ def completions_of(capture: Capture, answer: Answer, broken: str | None) -> list
     choices = answer.choices or [Choice(0)]
     prompt_ids = _ids(answer.prompt_ids)
     total = sum(len(choice.ids or ()) for choice in choices)
-    shared = broken or _shared_doubt(capture, answer, prompt_ids, total)
+    shared = broken or capture.doubt or _shared_doubt(capture, answer, prompt_ids, total)
     if shared is None and engine is not None:
         shared = engine.untrainable(capture.body)
     now = datetime.now(UTC)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 
 from polarq_proxy import rules
 from polarq_proxy.call import Answer, ModelCall, Piece
@@ -193,21 +193,27 @@ class Relay:
         session = capture.session
         tried: set[Endpoint] = set()
         while True:
-            endpoint = self._fleet.choose(session.endpoint, tried)
-            if capture.endpoint is not endpoint:
+            endpoint = capture.frozen or self._fleet.choose(session.endpoint, tried)
+            if capture.frozen is None and session.endpoint is not endpoint:
                 session.use(endpoint)
             capture.endpoint = endpoint
             tried.add(endpoint)
             try:
-                async with self._gate.passed(), self._place_at(endpoint):
+                async with self._passed(capture), self._place_at(endpoint):
                     return await self._bounded(endpoint, capture, lambda: self._asked(flight))
             except CallFault as fault:
+                if capture.frozen is not None:
+                    raise  # it is not the policy that failed
                 if fault.kind is FaultKind.ENGINE_DOWN:
                     endpoint.unreachable(fault.message)
                 elsewhere = fault.kind in {FaultKind.ENGINE_DOWN, FaultKind.OVERLOADED} and not flight.gatherer.began
                 if elsewhere and self._fleet.choose(None, tried) not in tried:
                     continue
                 raise self._judged(capture, fault) from fault
+
+    def _passed(self, capture: Capture) -> AbstractAsyncContextManager[None]:
+        """A frozen model's weights do not change: its calls are not held back."""
+        return nullcontext() if capture.frozen is not None else self._gate.passed()
 
     @asynccontextmanager
     async def _place_at(self, endpoint: Endpoint) -> AsyncIterator[None]:
@@ -241,7 +247,8 @@ class Relay:
     async def _posted(self, capture: Capture, *, stream: bool) -> AsyncIterator[UpstreamResponse]:
         """The engine's answer, its status 200. Raises `CallFault` for any other."""
         endpoint = _endpoint_of(capture)
-        capture.model_asked = capture.session.spec.model or await endpoint.ensure_model()
+        named = None if capture.frozen is not None else capture.session.spec.model
+        capture.model_asked = named or await endpoint.ensure_model()
         context, asked = endpoint.state.max_context, rules.asked_limit(capture.call)
         if context is not None and asked is not None and asked >= context:
             _ask_for_less(capture, None)  # what is left of the context is less than that, and is what is given then
@@ -262,6 +269,9 @@ class Relay:
             await self._recorder.keep_broken(capture, answer, "the engine aborted the call")
             fault = CallFault(FaultKind.ABORTED, "the inference server aborted the call; it may be asked again")
             raise self._judged(capture, fault)
+        if capture.frozen is not None:
+            await self._recorder.keep(capture, answer)
+            return
         told = any(choice.weight_versions is not None for choice in answer.choices)
         if told and endpoint.features.versions_in_answer:
             endpoint.gives_versions = True

@@ -16,9 +16,9 @@ from redis.asyncio import Redis
 from polarq.contracts.completion import Completion
 from polarq.ledger.keys import Keys
 from polarq.store.completions import read_completions
-from polarq.store.grants import GrantSpec, open_grant
+from polarq.store.grants import GrantSpec, digest_of, open_grant
 from polarq.topology import InferenceEndpoint, Node
-from polarq.topology.models import ProxySection
+from polarq.topology.models import PoolModel, ProxySection
 from polarq_proxy.app import SERVER_OPTIONS, Proxy
 from polarq_proxy.relay import MAX_EVENT_BYTES
 
@@ -83,6 +83,11 @@ class Rig:
     def base_url(self) -> str:
         return f"{self.url}/s/{self.secret}"
 
+    @property
+    def digest(self) -> str:
+        """What Redis knows the session's secret by."""
+        return digest_of(self.secret)
+
     async def post(self, body: Any, path: str = "/v1/chat/completions", **options: Any) -> tuple[int, Any]:
         """(status, JSON) of one call that is not streamed."""
         status, _, data = await self.raw(body, path, **options)
@@ -124,6 +129,8 @@ async def running(
     event_limit: int | None = None,
     grant: dict[str, Any] | None = None,
     endpoint: dict[str, Any] | None = None,
+    model_pool: list[dict[str, Any]] | None = None,
+    env: dict[str, str] | None = None,
     **proxy_section: Any,
 ) -> AsyncIterator[Rig]:
     """A proxy before the engines at these addresses; `proxy_section` as in the topology."""
@@ -131,8 +138,9 @@ async def running(
         id="node0",
         inference=[InferenceEndpoint(base_url=url, **{"engine": "vllm", **(endpoint or {})}) for url in engines],
         proxy=ProxySection(**proxy_section),
+        model_pool=[PoolModel.model_validate(entry) for entry in model_pool or []],
     )
-    proxy = Proxy(node, redis, keys, max_event_bytes=event_limit or MAX_EVENT_BYTES)
+    proxy = Proxy(node, redis, keys, env=env, max_event_bytes=event_limit or MAX_EVENT_BYTES)
     runner = web.AppRunner(proxy.app(), shutdown_timeout=1.0, **SERVER_OPTIONS)
     await runner.setup()
     await proxy.start()

@@ -1,0 +1,1 @@
+"""Traffic beside the task: titles, compactions, commit messages, probes. Told by data, one file per harness."""
