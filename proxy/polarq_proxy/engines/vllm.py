@@ -14,6 +14,13 @@ from typing import Any, ClassVar
 from polarq.contracts.completion import Usage, VersionSpan
 from polarq_proxy.call import Answer, Choice, ChoiceDelta, ModelCall, Piece
 from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest
+from polarq_proxy.engines.vllm_completions import (
+    completion_rendering,
+    completion_request,
+    is_completion,
+    with_changes,
+    with_choices,
+)
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.jsons import NotJson, decode
 from polarq_proxy.sse import SseEvent
@@ -43,6 +50,8 @@ class VllmEngine(Engine):
     def request(
         self, call: ModelCall, model: str, *, stream: bool, prompt_ids: Sequence[int] | None = None
     ) -> EngineRequest:
+        if call.prompt is not None:
+            return completion_request(call, model, stream=stream, prompt_ids=prompt_ids)
         body = dict(call.options)
         top = body.get("top_logprobs")
         body.update(
@@ -70,10 +79,10 @@ class VllmEngine(Engine):
         return EngineRequest("/v1/chat/completions", body)
 
     def rendering(self, call: ModelCall, model: str, *, generation_prompt: bool = True) -> EngineRequest | None:
-        body: dict[str, Any] = {"model": model, "add_generation_prompt": generation_prompt}
         if call.prompt is not None:
-            body.update(prompt=call.prompt)
-            return EngineRequest("/tokenize", body)
+            return completion_rendering(call, model)
+        opened = generation_prompt and call.options.get("continue_final_message") is not True  # both are refused
+        body: dict[str, Any] = {"model": model, "add_generation_prompt": opened}
         body["messages"] = [_to_engine(message) for message in call.messages]
         if call.tools:
             body["tools"] = call.tools
@@ -107,10 +116,13 @@ class VllmEngine(Engine):
         tree = _tree(data)
         if isinstance(tree.get("error"), dict):
             raise self._fault(_status_of(tree["error"]), {}, tree)
-        choices = [_choice(item, place) for place, item in enumerate(_objects(tree.get("choices")))]
+        items = _objects(tree.get("choices"))
+        choices = [_choice(item, place) for place, item in enumerate(items)]
         if not choices:
             raise CallFault(FaultKind.ENGINE_FAULT, "the inference server's answer holds no choice")
-        return Answer(choices, _list(tree.get("prompt_token_ids")), _usage(tree.get("usage")), _text(tree.get("model")))
+        usage, named = _usage(tree.get("usage")), _text(tree.get("model"))
+        answer = Answer(choices, _list(tree.get("prompt_token_ids")), usage, named)
+        return with_choices(answer, items) if is_completion(tree) else answer
 
     def read_event(self, event: SseEvent) -> Piece:
         if event.data == b"[DONE]":
@@ -119,12 +131,14 @@ class VllmEngine(Engine):
         if tree.get("error") is not None or event.event == b"error":
             error = tree.get("error")
             raise self._fault(_status_of(error), {}, tree)
-        return Piece(
-            choices=[_delta(item, place) for place, item in enumerate(_objects(tree.get("choices")))],
+        items = _objects(tree.get("choices"))
+        piece = Piece(
+            choices=[_delta(item, place) for place, item in enumerate(items)],
             prompt_ids=_list(tree.get("prompt_token_ids")),
             usage=_usage(tree.get("usage")),
             model=_text(tree.get("model")) or None,
         )
+        return with_changes(piece, items) if is_completion(tree) else piece
 
     def fault(self, status: int, headers: Mapping[str, str], data: bytes) -> CallFault:
         try:
