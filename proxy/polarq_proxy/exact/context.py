@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from polarq.contracts.completion import Completion, CompletionLabel
 from polarq_proxy.call import ABORT, Choice, ModelCall
 from polarq_proxy.exact.base import CannotContinue, Extension, Message, Missed, carries_ids, rendering_options
 from polarq_proxy.exact.branches import Branch, Branches, Setting, grown, meant, packed
@@ -100,6 +101,17 @@ class ExactContext:
             asked=call if plan.ids is None else None,
         )
         self._branches.add(branch, history.chain[1:], answer)
+
+    def remember(self, completions: Sequence[Completion], rendered_by: str) -> None:
+        """What another process recorded of this session, in order."""
+        for completion in completions:
+            call = ModelCall(completion.messages, completion.tools, completion.sampling, completion.model_requested)
+            setting = Setting(tools_digest(call.tools), tree_digest(rendering_options(call)), rendered_by)
+            plan = Plan(call=call, history=self._read(call.messages), setting=setting)
+            choice = Choice(0, completion.reply, list(completion.sampled_ids), None, completion.finish_reason)
+            choice.stop_reason = completion.stop_reason
+            if completion.label is not CompletionLabel.ABORTED and completion.sampled_ids:
+                self.sampled(plan, completion.prompt_ids, choice)
 
     async def _continued(self, call: ModelCall, history: History, setting: Setting, suffixes: Suffixes) -> Plan:
         branch, covered = self._parent(history, setting)

@@ -138,24 +138,24 @@ def _calls(message: Message) -> list[list[Any]]:
     if message.get("function_call"):
         functions.append(message["function_call"])
     return [
-        [function.get("name"), _arguments(function.get("arguments"))]
+        [function.get("name"), *_arguments(function.get("arguments"))]
         for function in functions
         if isinstance(function, dict)
     ]
 
 
-def _arguments(arguments: Any) -> Any:
-    """The parsed value; a text that is no JSON stays what it is, apart from any parsed one."""
+def _arguments(arguments: Any) -> list[Any]:
+    """["json", the parsed value], or ["text", what cannot be parsed]. Nothing at all is an empty object."""
     if arguments is None:
-        return {}
+        return ["json", {}]
     if not isinstance(arguments, str):
-        return _json(arguments)
+        return ["json", _json(arguments)]
     if not arguments.strip():
-        return {}
+        return ["json", {}]
     try:
-        return _json(json.loads(arguments))
+        return ["json", _json(json.loads(arguments))]
     except (ValueError, RecursionError):
-        return ["not JSON", arguments.rstrip()]
+        return ["text", arguments.rstrip()]
 
 
 def _json(value: Any) -> Any:

@@ -152,7 +152,7 @@ async def test_tools_that_show_only_at_the_start_are_left_out_of_what_is_rendere
 
     session.render.ids = looked  # type: ignore[method-assign]
     messages = list(ASK)
-    for at in range(6):
+    for at in range(7):
         seen.clear()
         await session.sample(messages, called(f"{at}"), text_of("a") + "<|im_end|>", TOOLS)
         messages += [called(f"{at}"), result("one", f"{at}")]
