@@ -99,6 +99,11 @@ class InferenceEndpoint(Contract):
         "",
         description="Model name to ask the engine for; blank: the node's model_served, else the engine's only model.",
     )
+    tokenizer: str = Field(
+        "",
+        description="Folder or public name of the model's tokenizer, for the renderers package in exact mode; "
+        "blank: the engine's own template is used.",
+    )
     api_key_env: str | None = Field(
         None, description="Name of the environment variable that holds the engine's API key."
     )
@@ -130,6 +135,14 @@ class ProxySection(Contract):
     side_traffic: dict[str, str] = Field(
         {},
         description="Per kind of side traffic: train (as a step of the task), or the alias of a model_pool entry.",
+    )
+    context: Literal["observe", "exact"] = Field(
+        "observe",
+        description="observe: the engine renders every prompt. exact: from its second turn on, a conversation's prompt "
+        "is sent as the ids that were sampled and what is new.",
+    )
+    refuse_forged: bool = Field(
+        False, description="In exact mode, let the engine render a turn whose messages' text makes control tokens."
     )
     retry_grace_s: float = Field(
         3.0,

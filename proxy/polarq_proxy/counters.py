@@ -19,6 +19,10 @@ class Counters:
     """Calls that were answered without sampling, because they repeated one."""
     aborted: int = 0
     """Calls that the harness or the engine ended early."""
+    exact: Counter[str] = field(default_factory=Counter)
+    """In exact mode: how prompts were made, or why a conversation was not continued by its ids."""
+    forged: int = 0
+    """Control tokens that messages' own text brought into prompts, in exact mode."""
     in_flight: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     """Calls that were not answered, by kind."""
@@ -32,5 +36,7 @@ class Counters:
             "replays": self.replays,
             "aborted": self.aborted,
             "in_flight": self.in_flight,
+            "exact": dict(self.exact),
+            "forged": self.forged,
             "errors": dict(self.errors),
         }

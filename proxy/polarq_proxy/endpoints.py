@@ -13,6 +13,10 @@ from polarq.registry import plugin
 from polarq.topology import InferenceEndpoint, Node
 from polarq_proxy.call import Answer, ModelCall
 from polarq_proxy.engines.base import Engine, EngineFacts
+from polarq_proxy.exact.check import check
+from polarq_proxy.exact.engine import EngineRenderer
+from polarq_proxy.exact.known_models import known_bridge
+from polarq_proxy.exact.suffix import Suffixes
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.jsons import encode
 from polarq_proxy.upstream import Upstream
@@ -44,8 +48,22 @@ class EndpointState:
 class Endpoint:
     """One inference server with its client, its limit and its state."""
 
-    def __init__(self, spec: InferenceEndpoint, engine: Engine, api_key: str | None, model: str) -> None:
+    def __init__(
+        self,
+        spec: InferenceEndpoint,
+        engine: Engine,
+        api_key: str | None,
+        model: str,
+        *,
+        exact: bool = False,
+        refuse_forged: bool = False,
+    ) -> None:
         self.spec = spec
+        self.suffixes: Suffixes | None = None
+        """Continues prompts as ids; None: the engine renders, because the node wants it so or must (`exact_off`)."""
+        self.exact_off = ""
+        self._exact = exact
+        self._refuse_forged = refuse_forged
         self.engine = engine
         self.upstream = Upstream(spec, api_key)
         self.configured_model = spec.model or model
@@ -119,6 +137,11 @@ class Endpoint:
             "version": state.version,
             "max_model_len": state.max_context,
             "problem": state.problem,
+            "context": "exact" if self.suffixes is not None else "observe",
+            "exact_off": self.exact_off,
+            "streams_ids": self.features.streams_ids,
+            "token_in": self.features.token_in,
+            "versions": self.features.versions_in_answer or self._weights_route,
             "in_flight": self.in_flight,
             "sessions": self.sessions,
         }
@@ -159,6 +182,7 @@ class Endpoint:
         state.reachable = True
         state.gives_ids = bool(answer.prompt_ids) and all(choice.ids and choice.logprobs for choice in answer.choices)
         state.problem = self._problem(answer)
+        await self._meet_exactly()
         line = "%s: %s %s, model %s, context %s tokens, gives token ids: %s%s"
         log.log(
             logging.WARNING if state.problem else logging.INFO,
@@ -170,6 +194,26 @@ class Endpoint:
             state.max_context or "unknown",
             "yes" if state.gives_ids else "NO",
             f". {state.problem}" if state.problem else "",
+        )
+
+    async def _meet_exactly(self) -> None:
+        """Exact mode, if the node wants it and the engine can be trusted with it."""
+        self.suffixes, self.exact_off = None, ""
+        if not self._exact:
+            return
+        render = EngineRenderer(self)
+        if self.state.gives_ids:
+            self.exact_off = await check(render, self._sampled) or ""
+        else:
+            self.exact_off = "exact mode is off: the engine gives no token ids"
+        if self.exact_off:
+            log.warning("%s: %s", self.upstream.where, self.exact_off)
+            return
+        self.suffixes = Suffixes(
+            render,
+            known_bridge(self.spec.tokenizer, self.model),
+            max_context=lambda: self.state.max_context,
+            refuse_forged=self._refuse_forged,
         )
 
     def _problem(self, answer: Answer) -> str:
@@ -190,7 +234,11 @@ class Endpoint:
 
     async def _probe(self, model: str) -> Answer:
         call = ModelCall([{"role": "user", "content": "Hello."}], None, {"max_tokens": 1, "temperature": 1.0}, model)
-        request = self.engine.request(call, model, stream=False)
+        return await self._sampled(call, None)
+
+    async def _sampled(self, call: ModelCall, prompt_ids: list[int] | None) -> Answer:
+        """An answer that belongs to no rollout. Raises `CallFault`."""
+        request = self.engine.request(call, await self.ensure_model(), stream=False, prompt_ids=prompt_ids)
         headers = {"X-Session-ID": PROBE_SESSION}
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -231,6 +279,8 @@ class Fleet:
                     plugin("engines", spec.engine)(),
                     env.get(spec.api_key_env) if spec.api_key_env else None,
                     node.model_served,
+                    exact=node.proxy.context == "exact",
+                    refuse_forged=node.proxy.refuse_forged,
                 )
                 for spec in node.endpoints
             ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from polarq.ledger.keys import Keys
 from polarq.store.completions import CompletionLog, read_completions
 from polarq.store.grants import GrantSpec, digest_of, read_grant
 from polarq_proxy.endpoints import Endpoint
+from polarq_proxy.exact.context import ExactContext
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.repeats import Repeats
 
@@ -49,9 +49,12 @@ class Session:
     checked_at: float
     endpoint: Endpoint | None = None
     repeats: Repeats = field(default_factory=Repeats)
+    exact: ExactContext = field(default_factory=ExactContext, repr=False)
     sampled_tokens: int = 0
     begun: deque[float] = field(default_factory=deque)
     """When its calls of the last minute began, or will begin."""
+    earlier: list[Completion] = field(default_factory=list, repr=False)
+    """What an earlier process recorded, until exact mode has read it."""
     restored: bool = True
     """What an earlier process recorded of it is known here."""
     restoring: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
@@ -128,8 +131,6 @@ class Sessions:
         self._keys = keys
         self._completions = completions
         self._known: dict[str, Session] = {}
-        self.on_restore: Callable[[Session, list[Completion]], None] | None = None
-        """Told of a session that an earlier process began."""
         self._swept_at = float("-inf")
 
     def under_way(self) -> list[Flight]:
@@ -180,8 +181,7 @@ class Sessions:
             completions = await self.recorded(session)
             session.repeats.restore(completions)
             session.sampled_tokens = sum(len(completion.sampled_ids) for completion in completions)
-            if self.on_restore is not None:
-                self.on_restore(session, completions)
+            session.earlier = completions
             session.restored = True
 
     def drop(self, secret: str) -> None:

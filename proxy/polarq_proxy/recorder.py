@@ -30,6 +30,7 @@ from polarq.store.grants import note_fault, note_replay
 from polarq_proxy.call import Answer, Choice, ModelCall
 from polarq_proxy.counters import Counters
 from polarq_proxy.endpoints import Endpoint
+from polarq_proxy.exact.context import Plan
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.grants import Session
 from polarq_proxy.versions import UNREAD
@@ -66,6 +67,8 @@ class Capture:
     label: CompletionLabel = CompletionLabel.TRAIN
     side_kind: str | None = None
     retry_of: int | None = None
+    plan: Plan | None = None
+    """How exact mode made the prompt; None: the mode is off."""
     exact_ids: list[int] | None = None
     """The prompt that was sent as ids; the engine's echo must equal it."""
     exact_missed: str | None = None

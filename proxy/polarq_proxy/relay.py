@@ -247,6 +247,7 @@ class Relay:
     async def _posted(self, capture: Capture, *, stream: bool) -> AsyncIterator[UpstreamResponse]:
         """The engine's answer, its status 200. Raises `CallFault` for any other."""
         endpoint = _endpoint_of(capture)
+        await self._plan(capture, endpoint)
         named = None if capture.frozen is not None else capture.session.spec.model
         capture.model_asked = named or await endpoint.ensure_model()
         context, asked = endpoint.state.max_context, rules.asked_limit(capture.call)
@@ -261,6 +262,20 @@ class Relay:
             if response.status != 200:
                 raise endpoint.engine.fault(response.status, response.headers, await response.read())
             yield response
+
+    async def _plan(self, capture: Capture, endpoint: Endpoint) -> None:
+        """In exact mode: which ids the prompt is, or why the engine renders it after all."""
+        suffixes, session = endpoint.suffixes, capture.session
+        capture.plan, capture.exact_ids, capture.exact_missed = None, None, None
+        if suffixes is None or capture.frozen is not None:
+            return
+        if session.earlier:
+            session.exact.remember(session.earlier, suffixes.name)
+            session.earlier = []
+        plan = capture.plan = await session.exact.prompt(capture.call, suffixes)
+        capture.exact_ids, capture.exact_missed = plan.ids, plan.missed
+        self._counters.exact[plan.missed or ("continued" if plan.ids is not None else "first turn")] += 1
+        self._counters.forged += plan.forged
 
     async def _recorded(self, capture: Capture, answer: Answer) -> None:
         """Raises `CallFault` when it is not, or when there is nothing to show."""
@@ -278,6 +293,9 @@ class Relay:
         if answer.usage is None or answer.usage.completion_tokens:
             endpoint.note_ids(all(choice.ids for choice in answer.choices) and bool(answer.prompt_ids))
         await self._recorder.keep(capture, answer)
+        if capture.plan is not None:
+            for choice in answer.choices:
+                capture.session.exact.sampled(capture.plan, answer.prompt_ids, choice)
         capture.session.failures.pop(capture.request_digest, None)
 
     def _judged(self, capture: Capture, fault: CallFault) -> CallFault:

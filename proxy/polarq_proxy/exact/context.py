@@ -107,7 +107,8 @@ class ExactContext:
         for completion in completions:
             call = ModelCall(completion.messages, completion.tools, completion.sampling, completion.model_requested)
             setting = Setting(tools_digest(call.tools), tree_digest(rendering_options(call)), rendered_by)
-            plan = Plan(call=call, history=self._read(call.messages), setting=setting)
+            sent = list(completion.prompt_ids) if completion.exact else None
+            plan = Plan(sent, call=call, history=self._read(call.messages), setting=setting)
             choice = Choice(0, completion.reply, list(completion.sampled_ids), None, completion.finish_reason)
             choice.stop_reason = completion.stop_reason
             if completion.label is not CompletionLabel.ABORTED and completion.sampled_ids:
