@@ -10,13 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import msgspec
-
 from polarq.contracts.completion import Usage
 from polarq_proxy.call import Answer, Choice, ChoiceDelta, ModelCall, Piece
 from polarq_proxy.dialects.base import ReplyHead, StreamWriter
-from polarq_proxy.dialects.google_contents import UNPARSED
 from polarq_proxy.dialects.google_names import signature_of
+from polarq_proxy.dialects.messages_arguments import shown_input
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.jsons import encode
 
@@ -191,21 +189,10 @@ class _Parts:
 def _call_part(call: dict[str, Any]) -> Part:
     function = call.get("function")
     function = function if isinstance(function, dict) else {}
-    shown: dict[str, Any] = {"name": function.get("name") or "", "args": _args(function.get("arguments") or "")}
+    shown: dict[str, Any] = {"name": function.get("name") or "", "args": shown_input(function.get("arguments") or "")}
     if call.get("id"):
         shown = {"id": call["id"], **shown}
     return {"functionCall": shown}
-
-
-def _args(arguments: str) -> dict[str, Any]:
-    """Strictly read, so that nothing the model wrote is changed without a trace."""
-    if not arguments.strip():
-        return {}
-    try:
-        args = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        args = None
-    return args if isinstance(args, dict) and args.keys() != {UNPARSED} else {UNPARSED: arguments}
 
 
 def _candidate(call: ModelCall, choice: Choice, parts: list[Part]) -> dict[str, Any]:

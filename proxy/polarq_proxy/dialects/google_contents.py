@@ -11,11 +11,9 @@ import base64
 from typing import Any
 
 from polarq_proxy.dialects.google_names import named, standard_base64, thinking_in
+from polarq_proxy.dialects.messages_arguments import said_arguments
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.jsons import encode
-
-UNPARSED = "unparsed_arguments"
-"""The only key of a call's `args` when what the model wrote is no JSON object; its value is what it wrote."""
 
 _PART_KINDS = (
     "functionCall", "functionResponse", "inlineData", "fileData", "executableCode", "codeExecutionResult",
@@ -158,7 +156,7 @@ def _shown(part: Any, at: str) -> dict[str, Any] | None:
     if kind is None:
         unknown = sorted(key for key, value in part.items() if value is not None and key not in _SILENT)
         if unknown:
-            raise _bad(f"{at} holds '{unknown[0]}', which the model cannot be shown", f"{at}.{unknown[0]}")
+            raise _bad(f"{at}.{unknown[0]} is nothing that the model can be shown", f"{at}.{unknown[0]}")
         return None
     value: dict[str, Any] = named(part, kind)
     if kind == "inlineData":
@@ -188,10 +186,7 @@ def _inline(value: dict[str, Any], at: str) -> dict[str, Any]:
 
 
 def _arguments(args: Any) -> str:
-    if isinstance(args, dict) and len(args) == 1 and isinstance(args.get(UNPARSED), str):
-        text: str = args[UNPARSED]
-        return text
-    return encode(args if isinstance(args, dict) else {}).decode()
+    return said_arguments(args if isinstance(args, dict) else None)
 
 
 def _result(response: Any) -> str:

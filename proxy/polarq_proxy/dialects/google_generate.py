@@ -1,7 +1,7 @@
 """Gemini: `models/M:generateContent`, `:streamGenerateContent` and `:countTokens`, under any of the API's paths.
 
-Arguments of a function call that are no JSON object are shown as `{"unparsed_arguments": TEXT}`, because `args` must be
-an object; given back, they are the text again.
+Arguments of a function call that are no JSON object are shown as `{"__unparsed_arguments__": TEXT}`, because `args`
+must be an object; given back, they are the text again.
 """
 
 from __future__ import annotations
