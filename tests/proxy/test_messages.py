@@ -14,6 +14,7 @@ from polarq.ledger.keys import Keys
 from polarq.store.grants import close_grant
 from polarq.testing.inference import Scenario, Script, ScriptedInference, ToolCall, Turn
 
+from . import captures
 from .messages_client import HELLO, Events, as_whole
 from .raw_engine import FIRST, RawCall, answer, delta, event, last, raw_engine
 from .rig import Rig, running
@@ -85,6 +86,49 @@ async def test_a_conversation_with_tools_is_told_alike_whole_and_streamed(
             *first.prompt_ids,
             *first.sampled_ids,
         ]
+
+
+async def test_a_real_engines_call_is_told_alike_whole_and_streamed(redis_client: Redis, keys: Keys) -> None:
+    async def act(call: RawCall) -> None:
+        if call.body["stream"]:
+            await call.head()
+            await call.chunk(captures.stream("vllm_chat_toolcall_stream"))
+            await call.end()
+        else:
+            await call.whole(captures.whole("vllm_chat_toolcall_nonstream").data)
+
+    async with raw_engine(act) as engine, running(redis_client, keys, engine.url) as rig:
+        status, whole = await rig.post(body(tools=TOOLS), PATH)
+        events = await streamed(rig, tools=TOOLS)
+        assert status == 200
+        for content in (whole["content"], as_whole(events.blocks)):
+            text, use = content
+            assert text == {"type": "text", "text": "ok "}
+            assert (use["type"], use["name"], use["input"]) == ("tool_use", "get_weather", {"city": "Paris"})
+        [end] = events.named("message_delta")
+        assert (whole["stop_reason"], end["delta"]["stop_reason"]) == ("tool_use", "tool_use")
+        assert whole["usage"]["output_tokens"] == len((await rig.records())[0].sampled_ids)
+        start = events.all[0]["message"]["usage"]["input_tokens"]
+        assert start == end["usage"]["input_tokens"] == len((await rig.records())[1].prompt_ids)
+
+
+async def test_a_call_cut_off_by_its_length_is_readable(redis_client: Redis, keys: Keys) -> None:
+    """A harness must see that it is half: it would run it otherwise."""
+    async with (
+        ScriptedInference(scenario=SCENARIO) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+    ):
+        events = await streamed(rig, tools=TOOLS)
+        most = events.named("message_delta")[0]["usage"]["output_tokens"]
+        halves = 0
+        for limit in range(1, most):
+            cut = await streamed(rig, tools=TOOLS, max_tokens=limit)
+            assert cut.named("message_delta")[0]["delta"]["stop_reason"] == "max_tokens"
+            for half, block in zip(cut.blocks, events.blocks, strict=False):
+                if half["type"] == block["type"] == "tool_use":
+                    assert block["json"].startswith(half["json"]) or half["json"] == "{}"
+                    halves += half["json"] not in {block["json"], "{}"}
+        assert halves
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])
