@@ -205,7 +205,7 @@ def test_the_counts_are_read() -> None:
 
 def test_ids_that_come_late_in_a_stream_belong_to_their_choices() -> None:
     gatherer = Gatherer(2)
-    events = [
+    events: list[dict[str, Any]] = [
         {"choices": [{"index": n, "delta": {"role": "assistant", "content": "ab"[n], "tool_calls": None}}]}
         for n in (0, 1)
     ]
