@@ -132,6 +132,13 @@ class ProxySection(Contract):
     stream_upstream: bool = Field(
         True, description="Stream from the engine when the harness streams; else replay one answer."
     )
+    unix_socket: str = Field(
+        "", description="Path of a Unix socket that the proxy also listens on, for sandboxes without a network."
+    )
+    admin_host: NonEmpty = Field("127.0.0.1", description="Address of the operator's side: metrics and full health.")
+    admin_port: Port | None = Field(
+        None, description="Port of the operator's side; it needs POLARQ_TOKEN. Blank: there is none."
+    )
     side_traffic: dict[str, str] = Field(
         {},
         description="Per kind of side traffic: train (as a step of the task), or the alias of a model_pool entry.",

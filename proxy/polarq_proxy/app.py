@@ -38,6 +38,7 @@ from polarq_proxy.flight import Flight
 from polarq_proxy.gather import pieces_of
 from polarq_proxy.grants import Session, Sessions
 from polarq_proxy.jsons import encode
+from polarq_proxy.metrics import Metrics
 from polarq_proxy.pausing import Gate, PauseWatch
 from polarq_proxy.pool import PREFIX as POOL_PREFIX
 from polarq_proxy.pool import Pool
@@ -104,6 +105,7 @@ class Proxy:
         completions = CompletionLog(redis, keys, keep_s)
         self.sessions = Sessions(redis, keys, completions)
         self.recorder = Recorder(redis, keys, completions, self.counters)
+        self.metrics = Metrics(self.counters, self.fleet, self._gauges)
         self.gate = Gate(node.proxy.pause_hold_s)
         self.pauses = PauseWatch(self.gate, redis, keys, self._pause_ack)
         self.relay = Relay(
@@ -111,6 +113,7 @@ class Proxy:
             self.recorder,
             self.counters,
             self.gate,
+            self.metrics.times,
             stream_upstream=node.proxy.stream_upstream,
             max_event_bytes=max_event_bytes,
         )
@@ -150,6 +153,14 @@ class Proxy:
             "paused": self.gate.pause is not None,
             "held_back": self.gate.waiting,
             **self.counters.snapshot(),
+        }
+
+    def _gauges(self) -> dict[str, float]:
+        return {
+            "in_flight": self.counters.in_flight,
+            "sessions": len(self.sessions),
+            "paused": self.gate.pause is not None,
+            "held_back": self.gate.waiting,
         }
 
     def _pause_ack(self) -> PauseAck:

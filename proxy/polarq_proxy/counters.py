@@ -15,6 +15,12 @@ class Counters:
     prompt_tokens: int = 0
     untrainable: int = 0
     """Recorded calls that cannot be trained on."""
+    untrainable_by: Counter[str] = field(default_factory=Counter)
+    """The same, by reason."""
+    side: Counter[str] = field(default_factory=Counter)
+    """Recorded calls beside the task, by kind."""
+    breaks: int = 0
+    """Calls that go on from an earlier one by their messages, and do not start with its tokens."""
     replays: int = 0
     """Calls that were answered without sampling, because they repeated one."""
     aborted: int = 0
@@ -33,6 +39,8 @@ class Counters:
             "sampled_tokens": self.sampled_tokens,
             "prompt_tokens": self.prompt_tokens,
             "untrainable": self.untrainable,
+            "breaks": self.breaks,
+            "side": dict(self.side),
             "replays": self.replays,
             "aborted": self.aborted,
             "in_flight": self.in_flight,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from polarq_proxy.call import Answer, ChoiceDelta, Piece
@@ -47,6 +48,8 @@ class Flight:
         self.gatherer = Gatherer(capture.call.choices)
         self.held: list[Piece] = []
         """From the first finish reason on: shown only once the call is recorded."""
+        self.first_shown: float | None = None
+        """When the first of what was sampled came."""
         self.shown = False
         """Some of what was sampled has gone to a harness."""
         self.delivered = False
@@ -140,6 +143,8 @@ class Flight:
                 shown.append(piece)
         if not shown:
             return
+        if self.first_shown is None:
+            self.first_shown = time.monotonic()
         self.shown = self.shown or bool(self._listeners)
         for listener in list(self._listeners):
             try:

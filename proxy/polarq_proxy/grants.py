@@ -11,7 +11,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
 
@@ -135,6 +135,20 @@ class Sessions:
 
     def under_way(self) -> list[Flight]:
         return [flight for session in self._known.values() for flight in session.repeats.under_way()]
+
+    def report(self) -> list[dict[str, Any]]:
+        """For an operator: no secret is in it."""
+        return [
+            {
+                "rollout_id": session.spec.rollout_id,
+                "attempt": session.spec.attempt,
+                "calls": session.next_seq,
+                "sampled_tokens": session.sampled_tokens,
+                "under_way": len(session.repeats.under_way()),
+                "engine": session.endpoint.spec.base_url if session.endpoint is not None else None,
+            }
+            for session in self._known.values()
+        ]
 
     def __len__(self) -> int:
         return len(self._known)

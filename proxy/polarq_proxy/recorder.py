@@ -75,6 +75,10 @@ class Capture:
     overridden: dict[str, Any] = field(default_factory=dict)
     doubt: str | None = None
     """Why the call is not to be trained on, whatever comes back."""
+    engine_s: float = 0.0
+    """How long the engine took."""
+    held_s: float = 0.0
+    """How long it was held back: by a pause, its rollout's pace, or a full engine."""
     version_before: str | None = None
     version_after: str | None = None
 
@@ -150,6 +154,9 @@ class Recorder:
         counters.calls += len(completions)
         counters.sampled_tokens += sum(len(completion.sampled_ids) for completion in completions)
         counters.prompt_tokens += len(completions[0].prompt_ids)
+        for completion in completions:
+            if completion.label is CompletionLabel.SIDE:
+                counters.side[completion.side_kind or "other"] += 1
         counters.untrainable += sum(completion.untrainable is not None for completion in completions)
 
     async def _append_broken(self, capture: Capture, answer: Answer, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 
@@ -17,6 +18,7 @@ from polarq_proxy.flight import Flight, Listener
 from polarq_proxy.gather import pieces_of
 from polarq_proxy.grants import MAX_FAILURES, Session
 from polarq_proxy.jsons import encode
+from polarq_proxy.metrics import Times
 from polarq_proxy.pausing import Gate
 from polarq_proxy.recorder import Capture, Recorder
 from polarq_proxy.sse import EventTooLarge, SseParser
@@ -39,6 +41,7 @@ class Relay:
         recorder: Recorder,
         counters: Counters,
         gate: Gate,
+        times: Times,
         *,
         stream_upstream: bool = True,
         max_event_bytes: int = MAX_EVENT_BYTES,
@@ -47,6 +50,7 @@ class Relay:
         self._recorder = recorder
         self._counters = counters
         self._gate = gate
+        self._times = times
         self._stream_upstream = stream_upstream
         self._max_event_bytes = max_event_bytes
 
@@ -56,6 +60,7 @@ class Relay:
         session = capture.session
         if (pace_s := session.wait_s()) > 0:
             await asyncio.sleep(pace_s)
+            capture.held_s += pace_s
         for left in range(MAX_ABORTS, -1, -1):
             try:
                 answer = await self._recorded_answer(flight)
@@ -67,7 +72,21 @@ class Relay:
                 capture.again(session.reserve(capture.call.choices))
                 flight.begin_again()
         session.sampled_tokens += answer.sampled_tokens
+        self._timed(flight)
         return answer
+
+    def _timed(self, flight: Flight) -> None:
+        capture = flight.capture
+        total_s = time.monotonic() - capture.started
+        self._times.ended(
+            capture.dialect,
+            _endpoint_of(capture).engine.name,
+            total_s=total_s,
+            engine_s=capture.engine_s,
+            held_s=capture.held_s,
+        )
+        if flight.first_shown is not None:
+            self._times.first_byte(capture.dialect, flight.first_shown - capture.started)
 
     async def _recorded_answer(self, flight: Flight) -> Answer:
         capture = flight.capture
@@ -199,7 +218,9 @@ class Relay:
             capture.endpoint = endpoint
             tried.add(endpoint)
             try:
+                came = time.monotonic()
                 async with self._passed(capture), self._place_at(endpoint):
+                    capture.held_s += time.monotonic() - came
                     return await self._bounded(endpoint, capture, lambda: self._asked(flight))
             except CallFault as fault:
                 if capture.frozen is not None:
@@ -231,7 +252,11 @@ class Relay:
             async with asyncio.timeout(limit_s) as limit:
                 if endpoint.asks_versions:
                     capture.version_before = await endpoint.versions.before()
-                answer = await work()
+                began = time.monotonic()
+                try:
+                    answer = await work()
+                finally:
+                    capture.engine_s += time.monotonic() - began
                 if capture.version_before is not None:
                     capture.version_after = await endpoint.versions.after()
                 return answer

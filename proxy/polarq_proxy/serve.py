@@ -29,6 +29,7 @@ from polarq.errors import LedgerUnavailable, PolarqError
 from polarq.ledger.keys import Keys
 from polarq.settings import Settings
 from polarq.topology import Node, load_topology, redis_url
+from polarq_proxy.admin import admin_app
 from polarq_proxy.app import SERVER_OPTIONS, Proxy
 
 log = logging.getLogger("polarq.proxy")
@@ -64,7 +65,7 @@ async def serve(options: ServeOptions, settings: Settings, env: Mapping[str, str
     try:
         await _answers(redis, url)
         proxy = Proxy(node, redis, Keys(topology.redis.prefix), env=env, keep_s=topology.retention.result_s)
-        await _run(proxy, node, options, stop)
+        await _run(proxy, node, options, stop, settings.token)
     finally:
         await redis.aclose()
 
@@ -89,13 +90,16 @@ def bound_host(node: Node) -> str:
     return node.host
 
 
-async def _run(proxy: Proxy, node: Node, options: ServeOptions, stop: asyncio.Event) -> None:
+async def _run(proxy: Proxy, node: Node, options: ServeOptions, stop: asyncio.Event, token: str | None) -> None:
     runner = web.AppRunner(proxy.app(), shutdown_timeout=DRAIN_S, **SERVER_OPTIONS)
     await runner.setup()
     watching: asyncio.Task[None] | None = None
+    admin: web.AppRunner | None = None
     try:
         await proxy.start()
         url = await _listen(runner, node, options)
+        await _listen_on_socket(runner, node)
+        admin = await _administrated(proxy, node, token)
         if options.port_file is not None:
             write_port_file(options.port_file, url)
         if options.parent_pid is not None:
@@ -108,6 +112,8 @@ async def _run(proxy: Proxy, node: Node, options: ServeOptions, stop: asyncio.Ev
         if watching is not None:
             watching.cancel()
         await runner.cleanup()
+        if admin is not None:
+            await admin.cleanup()
         await proxy.close()
         if options.port_file is not None:
             options.port_file.unlink(missing_ok=True)
@@ -127,6 +133,50 @@ async def _listen(runner: web.AppRunner, node: Node, options: ServeOptions) -> s
     port = runner.addresses[0][1]
     reach = "127.0.0.1" if host in _ANYWHERE else host
     return f"http://{f'[{reach}]' if ':' in reach else reach}:{port}"
+
+
+async def _listen_on_socket(runner: web.AppRunner, node: Node) -> None:
+    """Also on the node's Unix socket, if it has one. A socket that a dead proxy left is replaced."""
+    if not node.proxy.unix_socket:
+        return
+    path = Path(node.proxy.unix_socket).expanduser()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_socket():
+            if await _somebody_listens(path):
+                raise CannotListen(f"{path} is taken by another proxy: see proxy.unix_socket in the topology")
+            path.unlink()
+        await web.UnixSite(runner, path, backlog=BACKLOG).start()
+        path.chmod(0o666)  # sandboxes run under other users, and a session's secret is what opens it
+    except OSError as exc:
+        raise CannotListen(f"cannot listen on {path}: {exc.strerror or exc}; see proxy.unix_socket") from None
+
+
+async def _somebody_listens(path: Path) -> bool:
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+async def _administrated(proxy: Proxy, node: Node, token: str | None) -> web.AppRunner | None:
+    """The operator's side, if the node has one."""
+    port, host = node.proxy.admin_port, node.proxy.admin_host
+    if port is None:
+        return None
+    if token is None:
+        raise CannotListen("proxy.admin_port needs a token: set POLARQ_TOKEN where the node's worker or proxy runs")
+    runner = web.AppRunner(admin_app(proxy, token), access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as exc:
+        await runner.cleanup()
+        raise CannotListen(f"cannot listen on {host}:{port}: {exc.strerror or exc}; see proxy.admin_port") from None
+    log.info("the operator's side is on http://%s:%d", host, port)
+    return runner
 
 
 def write_port_file(path: Path, url: str) -> None:

@@ -1,4 +1,4 @@
-"""A node in exact mode: each prompt is what was sampled before it and what is new, bit for bit, and so it is recorded."""
+"""A node in exact mode: a prompt is what was sampled before it and what is new, bit for bit, and recorded as such."""
 
 from __future__ import annotations
 

@@ -187,3 +187,75 @@ def test_a_wrong_password_is_one_clear_line(tmp_path: Path) -> None:
 )
 def test_anywhere_is_narrowed_to_loopback_unless_it_is_public(host: str, public_url: str, bound: str) -> None:
     assert bound_host(Node(id="node0", host=host, public_url=public_url)) == bound
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+async def test_the_operators_side_is_on_its_own_socket_behind_a_token(redis_url: str, tmp_path: Path) -> None:
+    port = free_port()
+    async with ScriptedInference(scenario=Scenario.of("hi")) as inference:
+        path = topology(tmp_path, "admin", inference=inference.base_url, proxy={"admin_port": port})
+        with started(redis_url, "--node", "node0", "--topology", path, "--port", "0", POLARQ_TOKEN="t0k") as (_, url):
+            async with session(redis_url, Keys("admin")) as (_, secret), aiohttp.ClientSession() as http:
+                body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
+                async with http.post(f"{url}/s/{secret}/v1/chat/completions", json=body) as answer:
+                    assert answer.status == 200
+                    await answer.read()
+                admin = f"http://127.0.0.1:{port}"
+                shown = {"Authorization": "Bearer t0k"}
+                for wrong in ({}, {"Authorization": "Bearer t0"}, {"Authorization": f"Bearer {secret}"}):
+                    for route in ("/metrics", "/health", "/sessions", "/nothing"):
+                        async with http.get(admin + route, headers=wrong) as answer:
+                            assert answer.status == 401
+                async with http.get(admin + "/metrics", headers=shown) as answer:
+                    page = await answer.text()
+                for line in (
+                    "polarq_proxy_calls_total 1.0",
+                    "polarq_proxy_paused 0.0",
+                    'polarq_proxy_first_byte_seconds_count{dialect="openai_chat"} 1.0',
+                    'polarq_proxy_call_seconds_count{dialect="openai_chat"} 1.0',
+                    'polarq_proxy_own_seconds_count{dialect="openai_chat"} 1.0',
+                    'polarq_proxy_engine_seconds_count{engine="vllm"} 1.0',
+                ):
+                    assert line in page.splitlines()
+                async with http.get(admin + "/sessions", headers=shown) as answer:
+                    [known] = (await answer.json())["sessions"]
+                assert (known["rollout_id"], known["calls"]) == ("task.0", 1)
+                assert secret not in str(known)
+                async with http.get(admin + "/health", headers=shown) as answer:
+                    assert (await answer.json())["node"] == "node0"
+                for route in ("/metrics", "/sessions"):  # not on the side that sandboxes reach
+                    async with http.get(url + route, headers=shown) as answer:
+                        assert answer.status == 404
+
+
+async def test_the_operators_side_needs_a_token_to_start(redis_url: str, tmp_path: Path) -> None:
+    path = topology(tmp_path, proxy={"admin_port": free_port()})
+    assert failure(redis_url, "--node", "node0", "--topology", path, "--port", "0") == (
+        "proxy.admin_port needs a token: set POLARQ_TOKEN where the node's worker or proxy runs"
+    )
+
+
+async def test_sandboxes_without_a_network_reach_it_by_a_socket(redis_url: str, tmp_path: Path) -> None:
+    at = tmp_path / "sockets" / "proxy.sock"
+    async with ScriptedInference(scenario=Scenario.of("hi")) as inference:
+        path = topology(tmp_path, "unix", inference=inference.base_url, proxy={"unix_socket": str(at)})
+        arguments = ("--node", "node0", "--topology", path, "--port", "0")
+        for _ in range(2):  # the second finds the socket that the first, killed, has left
+            with started(redis_url, *arguments) as (process, _):
+                async with (
+                    session(redis_url, Keys("unix")) as (redis, secret),
+                    aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(at))) as http,
+                ):
+                    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+                    async with http.post(f"http://proxy/s/{secret}/v1/chat/completions", json=body) as answer:
+                        assert answer.status == 200
+                    assert await read_completions(redis, Keys("unix"), "task.0", 1, 1)
+                    assert "is taken by another proxy" in failure(redis_url, *arguments)
+                process.kill()
+                process.wait()
+            assert at.is_socket()
