@@ -13,6 +13,7 @@ from polarq.cli.config import config
 from polarq.cli.demo import demo
 from polarq.cli.doctor import doctor
 from polarq.cli.drain import drain
+from polarq.cli.inference import inference
 from polarq.cli.nodes import nodes
 from polarq.cli.proxy import proxy
 from polarq.cli.serve import serve
@@ -38,7 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# What exec hands on is for Celery and the proxy to understand.
+# What exec hands on is for Celery, the proxy and the inference server to understand.
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app.command("demo", rich_help_panel=FIRST)(demo)
@@ -54,6 +55,7 @@ app.command("drain", rich_help_panel=FLEET)(drain)
 app.command("worker", rich_help_panel=PROCESSES, context_settings=_PASSED_ON)(worker)
 app.command("proxy", rich_help_panel=PROCESSES, context_settings=_PASSED_ON)(proxy)
 app.command("serve", rich_help_panel=PROCESSES)(serve)
+app.command("inference", rich_help_panel=PROCESSES, context_settings=_PASSED_ON)(inference)
 
 
 def _version(wanted: bool) -> None:
