@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -56,15 +57,28 @@ class Renderer(Protocol):
         """The ids of `call`'s prompt; of its `prompt`, if that is a text. Raises `CannotContinue`."""
 
 
-@dataclass(frozen=True, slots=True)
 class Ended:
     """A sampled turn, as ids."""
 
-    prompt_ids: Sequence[int]
-    sampled_ids: Sequence[int]
-    end_id: int | None
-    """The control token with which the engine ended the turn by itself; None when it ended in the middle (length,
-    stop string, or an id that the request named as a stop)."""
+    __slots__ = ("_ids", "_prompt_tokens", "end_id")
+
+    def __init__(self, ids: array[int], prompt_tokens: int, end_id: int | None) -> None:
+        self._ids = ids
+        self._prompt_tokens = prompt_tokens
+        self.end_id = end_id
+        """The control token with which the engine ended the turn by itself; None when it ended in the middle
+        (length, stop string, or an id that the request named as a stop)."""
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self._ids[: self._prompt_tokens].tolist()
+
+    @property
+    def sampled_ids(self) -> list[int]:
+        return self._ids[self._prompt_tokens :].tolist()
+
+    def followed_by(self, suffix: Sequence[int]) -> array[int]:
+        return self._ids + array("i", suffix)
 
 
 @dataclass(frozen=True, slots=True)

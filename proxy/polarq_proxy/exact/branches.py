@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from polarq_proxy.call import ModelCall
@@ -80,12 +80,7 @@ class Branch:
         return b"".join(reversed(parts))
 
     def ended(self) -> Ended:
-        ids = unpacked(self.packed_ids())
-        cut = self.tokens - self.sampled_tokens
-        return Ended(ids[:cut], ids[cut:], self.end_id)
-
-    def prompt_ids(self) -> list[int]:
-        return unpacked(self.packed_ids()[: (self.tokens - self.sampled_tokens) * _ITEM])
+        return Ended(array("i", self.packed_ids()), self.tokens - self.sampled_tokens, self.end_id)
 
 
 def grown(parent: Branch | None, prompt: bytes, sampled: bytes) -> tuple[Branch | None, bytes, int]:
@@ -110,6 +105,9 @@ class Branches:
 
     def __len__(self) -> int:
         return len(self._order)
+
+    def __iter__(self) -> Iterator[Branch]:
+        return iter(list(self._order))
 
     def add(self, branch: Branch, chain: Sequence[bytes], answer: bytes) -> None:
         """`chain` are the digests of its prompt's histories, `answer` that of the sampled message alone."""

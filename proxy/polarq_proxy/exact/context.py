@@ -23,6 +23,8 @@ from polarq_proxy.exact.suffix import Suffixes
 
 LINES = 4
 """Conversations of a session whose last request is kept, so that only what is new in the next one is read."""
+ROOTS = 8
+"""Turns of which the whole call is kept, so that the engine can be asked to render its prompt again."""
 
 _ENDED = frozenset({"stop", "tool_calls", "function_call"})
 _NOT_SAMPLED = frozenset({None, ABORT, "error"})
@@ -53,14 +55,17 @@ class Plan:
     call: ModelCall | None = field(default=None, repr=False)
     history: History | None = field(default=None, repr=False)
     setting: Setting | None = field(default=None, repr=False)
+    packed: bytes = field(default=b"", repr=False)
+    """The same ids as native 32-bit integers."""
 
 
 class ExactContext:
     """One per session. `prompt` before a call, `sampled` once for each of its choices after it was recorded."""
 
     def __init__(self, branches: Branches | None = None) -> None:
-        self._branches = Branches() if branches is None else branches
+        self.branches = Branches() if branches is None else branches
         self._lines: list[History] = []
+        self._roots: list[Branch] = []
 
     async def prompt(self, call: ModelCall, suffixes: Suffixes) -> Plan:
         """Never raises for what it cannot continue: that is a plan without ids."""
@@ -72,18 +77,19 @@ class ExactContext:
         try:
             return await self._continued(call, history, setting, suffixes)
         except CannotContinue as miss:
-            return Plan(None, miss.cause, detail=str(miss), call=call, history=history, setting=setting)
+            return Plan(missed=miss.cause, detail=str(miss), call=call, history=history, setting=setting)
 
     def sampled(self, plan: Plan, prompt_ids: Sequence[int] | None, choice: Choice) -> None:
         """What came of a plan: the prompt that the engine says it conditioned on, and one answer. An answer that was
-        aborted, or that has no ids, is not continued."""
+        aborted, or that has no ids, is not continued. Cheap when `prompt_ids` is the plan's own list."""
         call, history, setting = plan.call, plan.history, plan.setting
         if call is None or history is None or setting is None:
             return
         if not prompt_ids or not choice.ids or choice.finish_reason in _NOT_SAMPLED:
             return
         try:
-            prompt, sampled = packed(prompt_ids), packed(choice.ids)
+            same = plan.ids is not None and (prompt_ids is plan.ids or prompt_ids == plan.ids)
+            prompt, sampled = plan.packed if same else packed(prompt_ids), packed(choice.ids)
         except (TypeError, OverflowError):
             return  # recorded as untrainable: these are no token ids
         answer = message_digest(choice.message)
@@ -100,7 +106,12 @@ class ExactContext:
             call_ids=call_ids_of(choice.message),
             asked=call if plan.ids is None else None,
         )
-        self._branches.add(branch, history.chain[1:], answer)
+        self.branches.add(branch, history.chain[1:], answer)
+        if branch.asked is not None:
+            self._roots.append(branch)
+            for old in self._roots[:-ROOTS]:
+                old.asked = None
+            del self._roots[:-ROOTS]
 
     def remember(self, completions: Sequence[Completion], rendered_by: str) -> None:
         """What another process recorded of this session, in order."""
@@ -122,21 +133,27 @@ class ExactContext:
             raise CannotContinue(Missed.OPTIONS_DIFFER, "an option of the call shapes the prompt itself")
         if not all(map(only_text, call.messages)):
             raise CannotContinue(Missed.IMAGES)
-        self._branches.touch(branch)
+        self.branches.touch(branch)
         root = branch.root
-        if root.asked is not None:
-            await suffixes.prove_door(root.asked, root.prompt_ids)
-            root.asked = None
+        await suffixes.prove_door(call, root.asked, root.ended)
         extension = Extension(branch.ended(), call.messages[covered - 1], call.messages[covered:], call)
         suffix = await suffixes.after(extension, branch.depth)
-        ids = [*extension.ended.prompt_ids, *extension.ended.sampled_ids, *suffix.ids]
-        suffixes.check_room(call, len(ids))
-        return Plan(ids, None, branch, suffix.forged, call=call, history=history, setting=setting)
+        whole = extension.ended.followed_by(suffix.ids)
+        suffixes.check_room(call, len(whole))
+        return Plan(
+            ids=whole.tolist(),
+            parent=branch,
+            forged=suffix.forged,
+            call=call,
+            history=history,
+            setting=setting,
+            packed=whole.tobytes(),
+        )
 
     def _parent(self, history: History, setting: Setting) -> tuple[Branch | None, int]:
         """The sampled turn that a history goes on from, and how many messages end with it. Raises `CannotContinue`
         when there should be one."""
-        messages, branches = history.messages, self._branches
+        messages, branches = history.messages, self.branches
         covered = branches.longest(history.chain)
         if not covered:
             known = branches.known(history.chain)

@@ -56,7 +56,7 @@ class KnownModelBridge:
         try:
             renderer = self._renderer(rendering_options(call))
             rendered = renderer.bridge_to_next_turn(
-                list(ended.prompt_ids), list(ended.sampled_ids), list(extension.new), tools=call.tools
+                ended.prompt_ids, ended.sampled_ids, list(extension.new), tools=call.tools
             )
         except ModelNotKnown as exc:
             raise CannotContinue(Missed.OPTIONS_DIFFER, str(exc)) from exc

@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from polarq_proxy.call import ModelCall
-from polarq_proxy.exact.base import Bridge, CannotContinue, Extension, Missed, Renderer, rendering_options
+from polarq_proxy.exact.base import Bridge, CannotContinue, Ended, Extension, Missed, Renderer, rendering_options
 from polarq_proxy.exact.control import ControlTokens
 from polarq_proxy.exact.meaning import texts_of, tools_digest, tree_digest
 from polarq_proxy.exact.template import TemplateBridge, remember, shape
 
 log = logging.getLogger("polarq.proxy")
+
+MAX_FAILURES = 3
+"""Comparisons of a rendering with a chat's prompt. A template that writes the date may differ once and not again."""
 
 _Shape = tuple[bytes, bytes, tuple[str, ...]]
 
@@ -43,7 +46,8 @@ class Suffixes:
         self._control = ControlTokens(render)
         self._max_context = max_context
         self._refuse_forged = refuse_forged
-        self._doors: dict[bytes, bool] = {}
+        self._doors: dict[bytes, int] = {}
+        """How often the comparison failed; 0: it held."""
         self._proven: dict[_Shape, None] = {}
         self._distrusted: dict[_Shape, None] = {}
 
@@ -86,14 +90,18 @@ class Suffixes:
         remember(self._distrusted, key, None)
         return None
 
-    async def prove_door(self, asked: ModelCall, prompt_ids: Callable[[], Sequence[int]]) -> None:
+    async def prove_door(self, call: ModelCall, asked: ModelCall | None, ended: Callable[[], Ended]) -> None:
         """Whether the engine, only asked to render, gives the ids that its chat conditioned on: once for each set of
-        template options. Raises `CannotContinue`."""
-        key = tree_digest([rendering_options(asked), bool(asked.tools)])
-        same = self._doors.get(key)
-        if same is None:
-            same = await self._render.ids(asked) == list(prompt_ids())
-            remember(self._doors, key, same)
+        template options. `asked` is an earlier call with those of `call`, `ended` what came of it. Raises
+        `CannotContinue`."""
+        key = tree_digest([rendering_options(call), bool(call.tools)])
+        failures = self._doors.get(key)
+        if failures == 0:
+            return
+        if asked is None or (failures is not None and failures >= MAX_FAILURES):
+            raise CannotContinue(Missed.RENDERED_OTHERWISE, "with these template options, as far as was seen")
+        same = await self._render.ids(asked) == ended().prompt_ids
+        remember(self._doors, key, 0 if same else (failures or 0) + 1)
         if not same:
             raise CannotContinue(Missed.RENDERED_OTHERWISE, "with these template options")
 

@@ -20,7 +20,7 @@ from .templates import Session
 from .test_meaning import TEXT, plain, spellings
 from .test_meaning import messages as any_message
 
-SAID = TEXT.map(lambda text: f"said {text}".strip()).filter(lambda text: "<" not in text)
+SAID = TEXT.map(lambda text: f"said {text}".replace("<", "").strip())
 
 
 def written(new: list[Message]) -> str:
@@ -49,7 +49,7 @@ class Told:
 @st.composite
 def sampled_turns(draw: st.DrawFn) -> tuple[Message, str, bool]:
     """(message, sampled text, whether it came to its end)."""
-    message = draw(any_message().filter(lambda message: message["role"] == "assistant"))
+    message = draw(any_message("assistant"))
     message["content"] = draw(SAID)
     thinking = draw(st.sampled_from(["", "I think so."]))
     if thinking:

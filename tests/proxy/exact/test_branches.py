@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polarq_proxy.call import ModelCall
+from polarq_proxy.exact.base import Missed
 from polarq_proxy.exact.branches import Branch, Branches, Setting, grown, packed, unpacked
 from polarq_proxy.exact.context import ExactContext
 from polarq_proxy.exact.meaning import message_digest
@@ -33,7 +34,6 @@ def test_a_line_of_branches_gives_back_every_id(turns: list[tuple[list[int], lis
         line = branch(line, before + new, sampled)
         ended = line.ended()
         assert (ended.prompt_ids, ended.sampled_ids) == (before + new, sampled)
-        assert line.prompt_ids() == before + new
         before = [*before, *new, *sampled]
     assert line is not None
     assert line.depth == len(turns) - 1
@@ -108,6 +108,20 @@ async def test_conversations_side_by_side_do_not_disturb_each_other() -> None:
             assert (plan.ids is not None) == (at > 0)
             assert plan.missed is None
             messages += [answer, user(f"more {at}")]
+
+
+async def test_few_whole_calls_are_kept() -> None:
+    session = Session(templates.STRIPS_BEFORE_LAST_USER)
+    for at in range(30):
+        await session.sample([user(f"ask {at}")], {"role": "assistant", "content": "yes"}, "yes<|im_end|>")
+    kept = [one for one in session.context.branches if one.asked is not None]
+    assert len(kept) == 8
+    told: list[Message] = [user("ask 1"), {"role": "assistant", "content": "yes"}, user("on")]
+    assert (await session.plan(told)).missed is Missed.RENDERED_OTHERWISE, "nothing proves that it is what it seems"
+    told[0] = user("ask 29")
+    assert (await session.plan(told)).ids is not None
+    told[0] = user("ask 1")
+    assert (await session.plan(told)).ids is not None, "now it is proven"
 
 
 async def test_ids_that_are_none_are_not_continued() -> None:

@@ -35,6 +35,7 @@ def call(arguments: Any, name: str = "read", **fields: Any) -> Message:
         (user(""), {"role": "user"}),
         (answer(content=""), answer(content=None, reasoning_content="because")),
         (answer(content=""), answer(content=[], tool_calls=[])),
+        (user("hi"), {"role": "user", "content": [{"type": "text", "text": ""}, "hi"]}),
         (answer(content="yes"), answer(content="\n\nyes", reasoning="because")),
         (answer(content="yes"), answer(content=[{"type": "thinking", "thinking": "x"}, "yes"])),
         (answer(content="yes"), answer(content=[{"type": "output_text", "text": "yes", "annotations": []}])),
@@ -115,8 +116,8 @@ ARGUMENTS = st.dictionaries(TEXT, JSON, max_size=3)
 
 
 @st.composite
-def messages(draw: st.DrawFn) -> Message:
-    role = draw(st.sampled_from(["system", "user", "assistant", "tool"]))
+def messages(draw: st.DrawFn, *roles: str) -> Message:
+    role = draw(st.sampled_from(roles or ("system", "user", "assistant", "tool")))
     message: Message = {"role": role, "content": draw(TEXT)}
     if role == "assistant":
         message["tool_calls"] = [
