@@ -30,13 +30,15 @@ _ENDED = frozenset({"stop", "tool_calls", "function_call"})
 _NOT_SAMPLED = frozenset({None, ABORT, "error"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class History:
     """A call's messages as digests: `chain[i]` stands for the first i messages, `digests[i]` for the i-th alone."""
 
-    messages: Sequence[Message] = field(repr=False)
+    messages: list[Message] = field(repr=False)
     digests: list[bytes] = field(repr=False)
     chain: list[bytes] = field(repr=False)
+    text: bool
+    """They hold nothing but text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class ExactContext:
         self.branches = Branches() if branches is None else branches
         self._lines: list[History] = []
         self._roots: list[Branch] = []
+        self._tools: tuple[list[Message] | None, bytes] = (None, START)
 
     async def prompt(self, call: ModelCall, suffixes: Suffixes) -> Plan:
         """Never raises for what it cannot continue: that is a plan without ids."""
@@ -73,7 +76,7 @@ class ExactContext:
             return Plan()
         history = self._read(call.messages)
         options = tree_digest(rendering_options(call))
-        setting = Setting(tools_digest(call.tools), options, suffixes.name)
+        setting = Setting(self._digest_of(call.tools), options, suffixes.name)
         try:
             return await self._continued(call, history, setting, suffixes)
         except CannotContinue as miss:
@@ -131,7 +134,7 @@ class ExactContext:
             return Plan(call=call, history=history, setting=setting)
         if not carries_ids(call):
             raise CannotContinue(Missed.OPTIONS_DIFFER, "an option of the call shapes the prompt itself")
-        if not all(map(only_text, call.messages)):
+        if not history.text:
             raise CannotContinue(Missed.IMAGES)
         self.branches.touch(branch)
         root = branch.root
@@ -174,24 +177,49 @@ class ExactContext:
             raise CannotContinue(Missed.OPTIONS_DIFFER)
         return meant(found, messages[covered - 1]), covered
 
-    def _read(self, messages: Sequence[Message]) -> History:
+    def _read(self, messages: list[Message]) -> History:
         """Digests of all messages; only those are computed that no recent request had at the same place."""
-        line = max(self._lines, key=lambda line: _alike(line.messages, messages), default=None)
-        digests: list[bytes] = []
-        chain = [START]
-        same = line is not None  # so far its digests are those of the line
-        for place, message in enumerate(messages):
-            known = line is not None and place < len(line.messages) and line.messages[place] == message
-            digest = line.digests[place] if known and line is not None else message_digest(message)
-            same = same and line is not None and place < len(line.digests) and line.digests[place] == digest
-            digests.append(digest)
-            chain.append(line.chain[place + 1] if same and line is not None else chained(chain[-1], digest))
-        history = History(messages, digests, chain)
-        if same and line is not None:
-            self._lines.remove(line)  # it goes on
+        for line in reversed(self._lines):
+            known = line.messages
+            if messages[: len(known)] == known:
+                self._lines.remove(line)  # it goes on
+                history = _longer(line, messages)
+                break
+        else:
+            like = max(self._lines, key=lambda line: _alike(line.messages, messages), default=_NOTHING)
+            history = _compared(like, messages)
         self._lines.append(history)
         del self._lines[:-LINES]
         return history
+
+    def _digest_of(self, tools: list[Message] | None) -> bytes:
+        if tools != self._tools[0]:
+            self._tools = tools, tools_digest(tools)
+        return self._tools[1]
+
+
+_NOTHING = History([], [], [START], True)
+
+
+def _longer(line: History, messages: list[Message]) -> History:
+    """The history of `messages`, which begin with those of `line`."""
+    new = messages[len(line.messages) :]
+    digests, chain = list(line.digests), list(line.chain)
+    for message in new:
+        digests.append(message_digest(message))
+        chain.append(chained(chain[-1], digests[-1]))
+    return History(messages, digests, chain, line.text and all(map(only_text, new)))
+
+
+def _compared(line: History, messages: list[Message]) -> History:
+    """The same for messages of which only some are spelt like those of `line`: cache marks move, for one."""
+    digests: list[bytes] = []
+    chain = [START]
+    for place, message in enumerate(messages):
+        known = place < len(line.messages) and line.messages[place] == message
+        digests.append(line.digests[place] if known else message_digest(message))
+        chain.append(chained(chain[-1], digests[-1]))
+    return History(messages, digests, chain, all(map(only_text, messages)))
 
 
 def _alike(old: Sequence[Message], new: Sequence[Message]) -> int:
