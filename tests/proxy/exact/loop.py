@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from polarq.registry import plugin
 from polarq.testing.inference import Scenario, Script, ScriptedInference, ToolCall, Turn, load_tokenizer
 from polarq.testing.inference.rendering import render
 from polarq.topology import InferenceEndpoint
 from polarq_proxy.call import Answer, Choice, ModelCall
 from polarq_proxy.endpoints import Endpoint
-from polarq_proxy.engines.vllm import VllmEngine
 from polarq_proxy.exact.base import Bridge, Missed
 from polarq_proxy.exact.context import ExactContext, Plan
 from polarq_proxy.exact.engine import EngineRenderer
@@ -139,14 +139,16 @@ async def looping(
     max_context: int | None = None,
     drift_seed: int | None = 7,
     keep_thinking: bool = True,
+    engine: str = "vllm",
     **settings: Any,
 ) -> AsyncIterator[Loop]:
     """A loop over a scripted server that samples other ids than its texts encode to."""
     script = scenario(*turns)
     async with ScriptedInference(
-        scenario=script, drift_seed=drift_seed, keep_thinking=keep_thinking, **settings
+        scenario=script, drift_seed=drift_seed, keep_thinking=keep_thinking, engine=engine, **settings
     ) as server:
-        endpoint = Endpoint(InferenceEndpoint(engine="vllm", base_url=server.base_url), VllmEngine(), None, "scripted")
+        spec = InferenceEndpoint.model_validate({"engine": engine, "base_url": server.base_url})
+        endpoint = Endpoint(spec, plugin("engines", engine)(), None, "scripted")
         await endpoint.upstream.start()
         try:
             render = EngineRenderer(endpoint)

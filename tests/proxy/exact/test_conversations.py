@@ -9,7 +9,9 @@ import pytest
 
 from polarq.testing.inference import Turn, load_tokenizer
 from polarq_proxy.call import ModelCall
+from polarq_proxy.engines.sglang import SglangEngine
 from polarq_proxy.exact.base import Missed, Renderer
+from polarq_proxy.exact.check import check
 from polarq_proxy.exact.suffix import Suffixes
 
 from .loop import SYSTEM, TOOLS, Loop, Message, looping, reading, respelt, result, user
@@ -58,6 +60,17 @@ async def test_a_long_conversation_never_breaks(how: str, keep_thinking: bool) -
         await work(loop, how)
         assert loop.missed == []
         assert [turn.plan.ids is None for turn in loop.turns] == [True] + [False] * TURNS
+        for before, after in zip(loop.turns, loop.turns[1:], strict=False):
+            assert after.ids[: len(before.ids)] == before.ids
+
+
+@pytest.mark.parametrize("version", ["0.5.13", "0.5.18", "0.5.23"])
+async def test_it_does_not_break_on_sglang_either(version: str) -> None:
+    async with looping(*agent_turns(), engine="sglang", version=version, keep_thinking=False) as loop:
+        loop.endpoint.engine = SglangEngine(version)
+        assert await check(loop.render, loop.ask) is None
+        await work(loop, "respelt")
+        assert loop.missed == []
         for before, after in zip(loop.turns, loop.turns[1:], strict=False):
             assert after.ids[: len(before.ids)] == before.ids
 
