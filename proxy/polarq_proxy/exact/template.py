@@ -62,17 +62,15 @@ class TemplateBridge:
     def __init__(self, render: Renderer) -> None:
         self._render = render
         self._closings: dict[bytes, _Closing] = {}
-        self._tails: dict[tuple[bytes, int], list[int]] = {}
+        self._call_ends: dict[tuple[bytes, int], list[int]] = {}
         self._needs_tools: dict[tuple[bytes, bytes, tuple[str, ...]], bool] = {}
 
     async def suffix(self, extension: Extension) -> list[int]:
         calls = _calls_of(extension.turn)
         common = await self._common(extension, calls)
-        closing = await self._closing(extension.call)
         if calls:
-            call_end = await self._call_end(extension.call, calls, closing, common)
-            common = common[len(call_end) :]
-        return _joined(extension, common, closing)
+            return await self._after_calls(extension, calls, common)
+        return _joined(extension, common, await self._closing(extension.call))
 
     async def _common(self, extension: Extension, calls: Sequence[Message]) -> list[int]:
         """The common end of both renderings. Where the tools do not show in it, they are left out from then on."""
@@ -125,23 +123,30 @@ class TemplateBridge:
             remember(self._closings, key, closing)
         return closing
 
-    async def _call_end(
-        self, call: ModelCall, calls: Sequence[Message], closing: _Closing, common: Sequence[int]
-    ) -> list[int]:
-        """How a turn's last tool call ends in the template, before the turn's close: part of what was sampled."""
+    async def _after_calls(self, extension: Extension, calls: Sequence[Message], common: list[int]) -> list[int]:
+        """`common` begins within the last call, with what of its end does not depend on its arguments. Where that ends
+        shows when the same turn is the last one: what both begin with belongs to the calls and their turn's close."""
+        call, end_id = extension.call, extension.ended.end_id
         key = (tree_digest([rendering_options(call), _has_system(call)]), len(calls))
-        known = self._tails.get(key)
-        if known is not None and common[: len(known)] == known:
-            return known
-        last = await self._after(call, (), (), tools=False)
-        called = await self._after(call, calls, (), tools=bool(call.tools))
-        if called[-len(last) :] != last:
+        for known in (self._call_ends.get(key), None):
+            last = known or await self._after(call, calls, (), tools=bool(call.tools))
+            remember(self._call_ends, key, last)
+            fixed = common[: _common_start(common, last)]
+            if end_id in fixed:
+                return _joined(extension, common, _Closing(common, fixed))
+        return _joined(extension, common[await self._open_end(call, last, common) :], await self._closing(call))
+
+    async def _open_end(self, call: ModelCall, last: list[int], common: list[int]) -> int:
+        """How many ids at the beginning of `common` belong to a call and not to its turn's close: for a turn that has
+        no close yet, or one that is the next opener."""
+        closing = await self._closing(call)
+        plain = await self._after(call, (), (), tools=False)
+        count = len(last) - len(plain)
+        if last[count:] != plain:
             raise CannotContinue(Missed.NOT_PROVEN, "turns with tool calls are closed otherwise than others")
-        found = called[: len(called) - len(last)]
-        if common[: len(found)] != found or common[len(found) : len(found) + len(closing.fixed)] != closing.fixed:
+        if common[:count] != last[:count] or common[count : count + len(closing.fixed)] != closing.fixed:
             raise CannotContinue(Missed.LOOKS_AHEAD, "the close of a turn with tool calls depends on what follows")
-        remember(self._tails, key, found)
-        return found
+        return count
 
 
 def _joined(extension: Extension, common: list[int], closing: _Closing) -> list[int]:
