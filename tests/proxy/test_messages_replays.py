@@ -72,7 +72,7 @@ async def test_every_turn_is_answered(redis_client: Redis, keys: Keys, harness: 
             assert message["content"]
         records = await rig.records()
         assert len(records) == len(turns)
-        assert all(record.trainable for record in records)
+        assert [record.untrainable for record in records] == [None] * len(turns)
         for record, turn in zip(records, turns, strict=True):
             _all_of_it_was_read(record, turn["body"])
 

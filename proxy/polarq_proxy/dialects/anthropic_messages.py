@@ -74,7 +74,7 @@ class AnthropicMessagesDialect(Dialect):
 
     def fault(self, fault: CallFault) -> Reply:
         headers = retry_headers(fault)
-        if fault.status < 500 and fault.retry_after_s is None and fault.status != 429:
+        if fault.status < 500 and fault.retry_after_s is None:
             # Claude Code tries again at more than a status can stop, but obeys this, as the SDKs do.
             headers["x-should-retry"] = "false"
         return Reply(encode(error_of(fault)), fault.status, headers)

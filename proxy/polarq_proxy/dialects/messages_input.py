@@ -108,7 +108,7 @@ def _assistant(content: Any, where: str) -> dict[str, Any]:
         elif kind == "tool_use":
             function = {"name": _str(block.get("name")), "arguments": said_arguments(block.get("input"))}
             calls.append({"id": _str(block.get("id")), "type": "function", "function": function})
-        elif kind != "redacted_thinking":  # which nobody here can read
+        else:
             texts.extend(_only_texts(block, at))
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if any(thinking):
@@ -133,7 +133,7 @@ def _parts(block: dict[str, Any], where: str) -> list[_Part]:
             head = [_text_part(_str(block.get(key))) for key in ("title", "source") if block.get(key)]
             return head + [part for inner, at in _blocks(block.get("content"), where) for part in _parts(inner, at)]
         case "thinking" | "redacted_thinking":
-            return []
+            return []  # nobody here can read the second
     return [_text_part(_shown(block))]
 
 
