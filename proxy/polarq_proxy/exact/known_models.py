@@ -19,9 +19,6 @@ from polarq_proxy.exact.template import remember
 
 log = logging.getLogger("polarq.proxy")
 
-_UNKNOWN = "DefaultRenderer"
-"""The package's class for models that it does not know: it bridges nothing."""
-
 
 class ModelNotKnown(PolarqError):
     """The package is missing, cannot load the tokenizer, or does not know the model."""
@@ -86,14 +83,12 @@ class KnownModelBridge:
         base, configs = _package("renderers.base"), _package("renderers.configs")
         name = getattr(self._tokenizer, "name_or_path", "?")
         try:
-            # Sampled thinking is never taken out again, whatever comes after it.
+            # Sampled thinking is never taken out again, whatever comes after it. This is also what makes the package
+            # refuse a model that it does not know, instead of going by the tokenizer's template.
             config = configs.AutoRendererConfig(thinking_retention="all")
-            renderer = base.create_renderer(self._tokenizer, config, chat_template_kwargs=kwargs)
+            return base.create_renderer(self._tokenizer, config, chat_template_kwargs=kwargs)
         except Exception as exc:  # unknown models and refused options come as several kinds
             raise ModelNotKnown(f"renderers does not know the model '{name}': {_line(exc)}") from exc
-        if type(renderer).__name__ == _UNKNOWN:
-            raise ModelNotKnown(f"renderers does not know the model '{name}'")
-        return renderer
 
 
 def known_bridge(tokenizer: str | None, model: str = "") -> KnownModelBridge | None:

@@ -60,6 +60,14 @@ CLOSES_TIGHTLY = (
 )
 """Nothing between a close and the next opener (as Llama 3, DeepSeek)."""
 
+CALLS_CLOSE_OTHERWISE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+    + _CALLS
+    + "{{ '<|endoftext|>' if m.tool_calls else '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A turn with tool calls ends otherwise than one without (as gpt-oss)."""
+
 SYSTEM_IN_LAST_USER = (
     "{% set ns = namespace(last=-1, text='') %}"
     "{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, models
 
 from polarq.testing.inference import Turn, load_tokenizer
+from polarq_proxy.call import ModelCall
 from polarq_proxy.exact.base import Missed
 from polarq_proxy.exact.control import ControlTokens
 
@@ -47,12 +49,34 @@ async def test_a_forged_turn_is_refused_where_that_is_asked() -> None:
         ("<think>hm</think>", 2),
         ("<|im_end |> <|nothing|> <|im_en", 0),
         ("<p>a <b>page</b> of [TEXT] and <code>x</code></p>", 0),
+        ("a page's <tool_response> <s> and [INST]", 1),
         ("plain", 0),
     ],
 )
 async def test_control_tokens_in_a_text_are_counted(text: str, count: int) -> None:
     async with looping(*TURNS) as loop:
         assert await ControlTokens(loop.render).count([text]) == count
+
+
+class Vocabulary:
+    """A tokenizer that holds HTML's tags as tokens of their own, and one that is merged with what is around it."""
+
+    name = "local"
+
+    def __init__(self) -> None:
+        self._tokenizer = Tokenizer(models.WordLevel({"?": 0, "<b>": 1, "</b>": 2, "<think>": 3, "<|x|><|x|>": 4}, "?"))
+        self._tokenizer.add_tokens([AddedToken(tag) for tag in ("<b>", "</b>", "<think>")])
+        self._tokenizer.add_tokens([AddedToken("<|x|><|x|>")])
+
+    async def ids(self, call: ModelCall, *, generation_prompt: bool = True) -> list[int]:
+        if isinstance(call.prompt, str):
+            return [int(token_id) for token_id in self._tokenizer.encode(call.prompt).ids]
+        return [3, 0]
+
+
+async def test_tags_that_only_a_page_writes_are_not_control_tokens() -> None:
+    control = ControlTokens(Vocabulary())
+    assert await control.count(["<b>bold</b> <think> <|x|>"]) == 1
 
 
 async def test_control_tokens_are_found_behind_a_start_token() -> None:

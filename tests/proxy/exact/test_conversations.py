@@ -232,7 +232,8 @@ async def test_a_past_told_otherwise_from_the_beginning_is_a_counted_miss() -> N
     async with looping(Turn(content="Here is the file.\n")) as loop:
         example = [user("an example"), {"role": "assistant", "content": "Ok."}]
         first = await loop.say([SYSTEM, *example, user("write it, with all these rules")])
-        assert first.plan.missed is None, "made-up turns at the start of a conversation are no break"
+        again = await loop.say(first.call.messages)
+        assert [first.plan.missed, again.plan.missed] == [None, None], "made-up turns at the start are no break"
         past = [user("write it"), {"role": "assistant", "content": "Here is the file."}]
         second = await loop.say([SYSTEM, *example, *past, user("and now?")])
         assert second.plan.missed is Missed.HISTORY_DIFFERS
@@ -295,14 +296,10 @@ async def test_a_prompt_without_room_for_an_answer_is_left_to_the_engine() -> No
         assert third.plan.ids is not None
 
 
-async def test_an_engine_that_cannot_be_asked_to_render_is_a_counted_miss() -> None:
+async def test_messages_that_the_engine_refuses_to_render_are_a_counted_miss() -> None:
     async with looping(Turn(content="one")) as loop:
         first = await loop.say([user("go")])
-        loop.endpoint.configured_model = ""
-        await loop.endpoint.upstream.close()
-        await loop.endpoint.upstream.start()
-        call = first.call
-        call.messages = [user("go"), first.message, {"role": "user", "content": {"no": "text"}}]
-        plan = await loop.context.prompt(call, loop.suffixes)
-        assert plan.ids is None
-        assert plan.missed is not None
+        messages = [user("go"), first.message, {"role": "user", "content": 5}]
+        plan = await loop.context.prompt(ModelCall(messages, None, {}, ""), loop.suffixes)
+        assert plan.missed is Missed.NOT_RENDERED
+        assert "cannot be rendered" in plan.detail

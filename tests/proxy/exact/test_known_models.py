@@ -104,13 +104,15 @@ async def test_what_it_writes_otherwise_than_the_engine_is_found_and_not_used(
 
 
 async def test_what_it_cannot_bridge_goes_the_generic_way(bridge: KnownModelBridge) -> None:
-    async with looping(Turn(content="hello"), known=Watched(bridge)) as loop:
+    watched = Watched(bridge)
+    async with looping(Turn(content="hello"), known=watched) as loop:
         first = await loop.say([user("go")])
         marked = {"role": "user", "content": "on", "name": "eve"}
         second = await loop.say([user("go"), first.message, marked], reasoning_effort="low")
         assert second.plan.missed is Missed.OPTIONS_DIFFER
         third = await loop.say([*second.call.messages, second.message, user("on")], reasoning_effort="low")
         assert third.plan.ids is not None, "an option that only the engine knows"
+        assert watched.given == [False]
 
 
 def test_a_model_that_it_does_not_know_is_said_in_one_line() -> None:

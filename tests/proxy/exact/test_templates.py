@@ -112,6 +112,26 @@ async def test_a_call_cut_in_the_middle_of_its_turn_is_closed() -> None:
     assert added.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>")
 
 
+async def test_a_turn_with_calls_may_close_in_a_way_of_its_own() -> None:
+    session = Session(templates.CALLS_CLOSE_OTHERWISE)
+    messages = list(ASK)
+    for at in range(3):
+        await session.sample(messages, called(f"{at}"), text_of("a") + "<|endoftext|>", TOOLS)
+        messages += [called(f"{at}"), result("one", f"{at}")]
+        added = session.added(await session.plan(messages, TOOLS))
+        assert added == "<|im_start|>tool\none<|im_end|><|im_start|>assistant\n"
+    await session.sample(messages, SAID, "I see.<|im_end|>", TOOLS)
+    added = session.added(await session.plan([*messages, SAID, user("and?")], TOOLS))
+    assert added == "<|im_start|>user\nand?<|im_end|><|im_start|>assistant\n"
+
+
+async def test_where_calls_close_in_a_way_of_their_own_one_that_was_cut_is_a_miss() -> None:
+    session = Session(templates.CALLS_CLOSE_OTHERWISE)
+    await session.sample(ASK, called("a"), text_of("a"), TOOLS, finish_reason="length")
+    plan = await session.plan([*ASK, called("a"), result("one", "a")], TOOLS)
+    assert plan.missed is Missed.NOT_PROVEN
+
+
 @pytest.mark.parametrize(
     ("template", "cause"),
     [
