@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from polarq_proxy.call import ModelCall
 from polarq_proxy.exact.base import Ended, Message
-from polarq_proxy.exact.meaning import call_ids_of, thinking_of
+from polarq_proxy.exact.meaning import call_ids_of, thinking_digest
 
 MAX_BRANCHES = 512
 MAX_TOKENS = 8_000_000
@@ -52,7 +52,8 @@ class Branch:
     history: bytes
     """Digest of the messages up to this turn and with it."""
     setting: Setting
-    thinking: str | None = None
+    thinking: bytes | None = None
+    """Digest of its thinking."""
     call_ids: tuple[str, ...] = ()
     asked: ModelCall | None = field(default=None, repr=False)
     """The call that it answered, where the engine rendered the prompt itself."""
@@ -154,7 +155,7 @@ class Branches:
 def meant(branches: Sequence[Branch], turn: Message) -> Branch:
     """Which of several samples of one meaning a harness sends back: the one with its thinking or its call ids, else
     the newest."""
-    thinking, call_ids = thinking_of(turn), call_ids_of(turn)
+    thinking, call_ids = thinking_digest(turn), call_ids_of(turn)
 
     def likeness(place: int) -> tuple[bool, bool, int]:
         branch = branches[place]

@@ -15,7 +15,7 @@ from polarq_proxy.exact.meaning import (
     chained,
     message_digest,
     only_text,
-    thinking_of,
+    thinking_digest,
     tools_digest,
     tree_digest,
 )
@@ -75,8 +75,7 @@ class ExactContext:
         if call.prompt is not None:
             return Plan()
         history = self._read(call.messages)
-        options = tree_digest(rendering_options(call))
-        setting = Setting(self._digest_of(call.tools), options, suffixes.name)
+        setting = self._setting(call, suffixes.name)
         try:
             return await self._continued(call, history, setting, suffixes)
         except CannotContinue as miss:
@@ -105,9 +104,9 @@ class ExactContext:
             end_id=_end_id(call, choice),
             history=chained(history.chain[-1], answer),
             setting=setting,
-            thinking=thinking_of(choice.message),
+            thinking=thinking_digest(choice.message),
             call_ids=call_ids_of(choice.message),
-            asked=call if plan.ids is None else None,
+            asked=call if parent is None and plan.ids is None else None,
         )
         self.branches.add(branch, history.chain[1:], answer)
         if branch.asked is not None:
@@ -127,6 +126,19 @@ class ExactContext:
             choice.stop_reason = completion.stop_reason
             if completion.label is not CompletionLabel.ABORTED and completion.sampled_ids:
                 self.sampled(plan, completion.prompt_ids, choice)
+
+    def recall(self, call: ModelCall, rendered_by: str, prompt_ids: Sequence[int], choice: Choice) -> None:
+        """A turn from the record, as after a restart of the proxy; in the order in which they were sampled.
+        `rendered_by` is the name of the `Suffixes` that later calls come with."""
+        history, setting = self._read(call.messages), self._setting(call, rendered_by)
+        try:
+            parent, _ = self._parent(history, setting)
+        except CannotContinue:
+            parent = None
+        self.sampled(Plan(parent=parent, call=call, history=history, setting=setting), prompt_ids, choice)
+
+    def _setting(self, call: ModelCall, rendered_by: str) -> Setting:
+        return Setting(self._digest_of(call.tools), tree_digest(rendering_options(call)), rendered_by)
 
     async def _continued(self, call: ModelCall, history: History, setting: Setting, suffixes: Suffixes) -> Plan:
         branch, covered = self._parent(history, setting)

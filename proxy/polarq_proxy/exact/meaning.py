@@ -67,6 +67,11 @@ def thinking_of(message: Message) -> str | None:
     return joined or None
 
 
+def thinking_digest(message: Message) -> bytes | None:
+    thinking = thinking_of(message)
+    return None if thinking is None else _digest(thinking)
+
+
 def call_ids_of(message: Message) -> tuple[str, ...]:
     """The ids of its tool calls, as far as it has any."""
     calls = message.get("tool_calls")

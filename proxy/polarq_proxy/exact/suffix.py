@@ -7,7 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from polarq_proxy.call import ModelCall
-from polarq_proxy.exact.base import Bridge, CannotContinue, Ended, Extension, Missed, Renderer, rendering_options
+from polarq_proxy.exact.base import (
+    Bridge,
+    CannotContinue,
+    Ended,
+    Extension,
+    Message,
+    Missed,
+    Renderer,
+    rendering_options,
+)
 from polarq_proxy.exact.control import ControlTokens
 from polarq_proxy.exact.meaning import texts_of, tools_digest, tree_digest
 from polarq_proxy.exact.template import TemplateBridge, remember, shape
@@ -55,9 +64,13 @@ class Suffixes:
     def name(self) -> str:
         return self._render.name
 
+    async def forged(self, messages: Sequence[Message]) -> int:
+        """How many control tokens the text of these messages becomes. Raises `CannotContinue`."""
+        return await self._control.count(text for message in messages for text in texts_of(message))
+
     async def after(self, extension: Extension, depth: int) -> Suffix:
         """`depth`: how many turns of this line were continued before. Raises `CannotContinue`."""
-        forged = await self._control.count(text for message in extension.new for text in texts_of(message))
+        forged = await self.forged(extension.new)
         if forged and self._refuse_forged:
             raise CannotContinue(Missed.FORGED, f"{forged} in the new messages")
         call = extension.call

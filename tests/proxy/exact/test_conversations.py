@@ -12,6 +12,7 @@ from polarq_proxy.call import ModelCall
 from polarq_proxy.engines.sglang import SglangEngine
 from polarq_proxy.exact.base import Missed, Renderer
 from polarq_proxy.exact.check import check
+from polarq_proxy.exact.context import ExactContext
 from polarq_proxy.exact.suffix import Suffixes
 
 from .loop import SYSTEM, TOOLS, Loop, Message, looping, reading, respelt, result, user
@@ -204,6 +205,19 @@ async def test_the_same_answer_twice_is_told_apart_by_its_thinking() -> None:
         told = {"role": "assistant", "content": "yes", "reasoning_content": "because of this "}
         turn = await loop.say([user("ask"), told, user("and?")])
         assert "because of this" in load_tokenizer().decode(turn.answer.prompt_ids or [])
+
+
+async def test_a_conversation_goes_on_after_a_restart_from_its_record() -> None:
+    async with looping(*agent_turns()) as loop:
+        messages = await work(loop, "verbatim", turns=6)
+        before = loop.turns[-1]
+        loop.context = ExactContext()
+        loop.suffixes = Suffixes(loop.render)
+        for turn in loop.turns:
+            loop.context.recall(turn.call, loop.suffixes.name, turn.answer.prompt_ids or [], turn.answer.choices[0])
+        after = await loop.say(messages, TOOLS)
+        assert after.plan.missed is None
+        assert after.ids[: len(before.ids)] == before.ids
 
 
 async def test_compaction_begins_a_new_conversation_and_is_no_miss() -> None:
