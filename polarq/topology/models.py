@@ -128,12 +128,18 @@ class ProxySection(Contract):
     max_body_bytes: int = Field(
         64 * 1024 * 1024, gt=0, description="Largest request body of a harness, after decompression, in bytes."
     )
+    body_idle_s: float = Field(
+        60.0, gt=0, description="Seconds without a byte after which a request whose body is not whole is given up."
+    )
     keepalive_s: float = Field(10.0, gt=0, description="Seconds between keep-alive comments on a stream that waits.")
     stream_upstream: bool = Field(
         True, description="Stream from the engine when the harness streams; else replay one answer."
     )
     unix_socket: str = Field(
         "", description="Path of a Unix socket that the proxy also listens on, for sandboxes without a network."
+    )
+    processes: int = Field(
+        1, ge=1, le=64, description="Proxy processes behind the one address; each rollout stays in one of them."
     )
     admin_host: NonEmpty = Field("127.0.0.1", description="Address of the operator's side: metrics and full health.")
     admin_port: Port | None = Field(

@@ -29,13 +29,28 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, help="overrides the topology's port; 0: any free one")
     parser.add_argument("--port-file", type=Path, help="written with url and pid once the proxy listens")
     parser.add_argument("--parent-pid", type=int, help="stop when this process ends")
+    internal = parser.add_argument_group("given by the front of several processes")
+    internal.add_argument("--process", type=int, default=0, help=argparse.SUPPRESS)
+    internal.add_argument("--processes", type=int, default=1, help=argparse.SUPPRESS)
+    internal.add_argument("--channel", type=int, help=argparse.SUPPRESS)
+    internal.add_argument("--peers", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _arguments(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    options = ServeOptions(given.node, given.topology, given.port, given.port_file, given.parent_pid)
+    options = ServeOptions(
+        given.node,
+        given.topology,
+        given.port,
+        given.port_file,
+        given.parent_pid,
+        given.process,
+        given.processes,
+        given.channel,
+        given.peers,
+    )
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(options, Settings.from_env(), os.environ))

@@ -7,16 +7,17 @@ path or a header, because both may hold a session's secret.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from redis.asyncio import Redis
 
 import polarq
@@ -29,6 +30,7 @@ from polarq.topology import Node
 from polarq_proxy import rules
 from polarq_proxy.bodies import BodyDamaged, BodyTooLarge, UnknownEncoding, read_body
 from polarq_proxy.call import Answer, ModelCall
+from polarq_proxy.carriers import session_in_keys, session_in_path
 from polarq_proxy.counters import Counters
 from polarq_proxy.dialects.base import Dialect, NativeRequest, Operation, Reply, ReplyHead, Route, ServedModel
 from polarq_proxy.downstream import Downstream
@@ -38,8 +40,10 @@ from polarq_proxy.flight import Flight
 from polarq_proxy.gather import pieces_of
 from polarq_proxy.grants import Session, Sessions
 from polarq_proxy.jsons import encode
+from polarq_proxy.listening import spoken
 from polarq_proxy.metrics import Metrics
 from polarq_proxy.pausing import Gate, PauseWatch
+from polarq_proxy.peers import Peers
 from polarq_proxy.pool import PREFIX as POOL_PREFIX
 from polarq_proxy.pool import Pool
 from polarq_proxy.recorder import Capture, Recorder
@@ -51,7 +55,6 @@ from polarq_proxy.side.rules import kind_of
 log = logging.getLogger("polarq.proxy")
 
 _VERSIONS = frozenset({"v1", "v1beta", "v1alpha"})
-_KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +71,9 @@ class Place:
 def placed(path: str, query: Mapping[str, str]) -> Place:
     """`path` is percent-decoded."""
     parts = [part for part in path.split("/") if part]
-    grant = None
-    if parts and parts[0] == "s":
-        grant, parts = (parts[1] if len(parts) > 1 else ""), parts[2:]
+    grant = session_in_path(path)
+    if grant is not None:
+        parts = parts[2:]
     kept = "&".join(f"{name}={value}" for name, value in query.items() if name != "key")
     shown = "/" + "/".join(parts) + (f"?{kept}" if kept else "")
     while parts and parts[0] in _VERSIONS:
@@ -96,8 +99,11 @@ class Proxy:
         env: Mapping[str, str] | None = None,
         keep_s: float = KEEP_S,
         max_event_bytes: int = MAX_EVENT_BYTES,
+        peers: Peers | None = None,
     ) -> None:
         self.node = node
+        self.peers = peers
+        """The other processes of this proxy; None: it is the only one."""
         self.counters = Counters()
         self.dialects = installed_dialects()
         self.fleet = Fleet.of(node, env or {})
@@ -130,6 +136,8 @@ class Proxy:
         await self.pauses.start()
 
     async def close(self) -> None:
+        if self.peers is not None:
+            await self.peers.close()
         await self.pauses.close()
         for flight in self.sessions.under_way():
             flight.cancel()
@@ -155,6 +163,10 @@ class Proxy:
             **self.counters.snapshot(),
         }
 
+    @property
+    def _of(self) -> dict[str, int]:
+        return {} if self.peers is None else {"process": self.peers.index, "processes": self.peers.processes}
+
     def _gauges(self) -> dict[str, float]:
         return {
             "in_flight": self.counters.in_flight,
@@ -166,15 +178,17 @@ class Proxy:
     def _pause_ack(self) -> PauseAck:
         pause = self.gate.pause
         if pause is None:
-            return PauseAck(node_id=self.node.id)
+            return PauseAck(node_id=self.node.id, **self._of)
         return PauseAck(
             node_id=self.node.id,
+            **self._of,
             pause_id=pause.pause_id,
             in_flight=self.gate.in_flight,
             waiting=self.gate.waiting,
         )
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        spoken(request)
         if request.method == "HEAD":
             return web.Response()
         place = placed(request.path, request.query)
@@ -185,6 +199,8 @@ class Proxy:
         native = NativeRequest(place.tail, request.query, request.headers, b"")
         dialect, route, match = self._routed(request.method, native)
         try:
+            if self.peers is not None and (owner := self.peers.owner(place.grant or _key(request))) is not None:
+                return await self.peers.passed_on(request, owner)
             if "websocket" in request.headers.get("Upgrade", "").lower():
                 raise CallFault(FaultKind.UPGRADE, "there are no websockets here: use plain HTTP")
             if route is None or match is None:
@@ -382,7 +398,11 @@ class Proxy:
         if request.content_length is not None and request.content_length > limit:
             raise CallFault(FaultKind.TOO_LARGE, f"the request body is larger than {limit} bytes")
         try:
-            return await read_body(request.content.iter_any(), request.headers.get("Content-Encoding", ""), limit)
+            chunks = _in_time(request.content, self.node.proxy.body_idle_s)
+            return await read_body(chunks, request.headers.get("Content-Encoding", ""), limit)
+        except TimeoutError:
+            text = f"the request's body stopped coming for {self.node.proxy.body_idle_s:g} s"
+            raise CallFault(FaultKind.TOO_SLOW, text) from None
         except BodyTooLarge as exc:
             raise CallFault(FaultKind.TOO_LARGE, f"the request is refused: {exc}") from None
         except UnknownEncoding as exc:
@@ -391,8 +411,23 @@ class Proxy:
             raise CallFault(FaultKind.BAD_REQUEST, f"the request cannot be read: {exc}") from None
 
 
+class _WithoutRequests(logging.Filter):
+    """aiohttp tells of requests that it cannot read by showing them, and sessions' secrets stand in them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[0] is not None:
+            record.msg = f"{record.getMessage()}: {record.exc_info[0].__name__}"
+            record.args = ()
+            record.exc_info = record.exc_text = None
+        return True
+
+
+_http_log = logging.getLogger("polarq.proxy.http")
+_http_log.addFilter(_WithoutRequests())
+
 SERVER_OPTIONS: dict[str, Any] = {
     "access_log": None,
+    "logger": _http_log,
     "handler_cancellation": True,
     "auto_decompress": False,
     "keepalive_timeout": 620.0,
@@ -403,19 +438,24 @@ SERVER_OPTIONS: dict[str, Any] = {
 """Keywords of `web.AppRunner`: no paths in logs, a harness that leaves frees the engine, bodies are unpacked here."""
 
 
+async def _in_time(content: StreamReader, idle_s: float) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises `TimeoutError` when nothing of it comes for so long."""
+    while not content.at_eof():
+        # What is there already needs no timer: most bodies are whole by now.
+        chunk = content.read_nowait()
+        if not chunk:
+            async with asyncio.timeout(idle_s):
+                chunk = await content.readany()
+        if chunk:
+            yield chunk
+
+
 def _internal() -> CallFault:
     return CallFault(FaultKind.INTERNAL, "polarq's proxy failed; its log says why")
 
 
 def _key(request: web.Request) -> str | None:
-    """The key in any of the forms that harnesses send, whatever dialect they speak."""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return token.strip()
-    for name in _KEY_HEADERS:
-        if value := request.headers.get(name):
-            return value
-    return request.query.get("key")
+    return session_in_keys(request.headers, request.query)
 
 
 def _response(reply: Reply, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -57,6 +57,7 @@ class Endpoint:
         *,
         exact: bool = False,
         refuse_forged: bool = False,
+        processes: int = 1,
     ) -> None:
         self.spec = spec
         self.suffixes: Suffixes | None = None
@@ -68,7 +69,7 @@ class Endpoint:
         self.upstream = Upstream(spec, api_key)
         self.configured_model = spec.model or model
         self.state = EndpointState()
-        self.gate = asyncio.Semaphore(spec.max_concurrency)
+        self.gate = asyncio.Semaphore(max(1, spec.max_concurrency // processes))
         self.in_flight = 0
         self.sessions = 0
         self.versions = PolicyVersions(self._policy_version)
@@ -281,6 +282,7 @@ class Fleet:
                     node.model_served,
                     exact=node.proxy.context == "exact",
                     refuse_forged=node.proxy.refuse_forged,
+                    processes=node.proxy.processes,
                 )
                 for spec in node.endpoints
             ]

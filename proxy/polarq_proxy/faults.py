@@ -22,6 +22,8 @@ class FaultKind(StrEnum):
     PAUSED = "paused"
     """The policy's weights are being changed, and that takes longer than a call is held back."""
     TOO_LARGE = "too_large"
+    TOO_SLOW = "too_slow"
+    """The request's body stopped coming."""
     UNSUPPORTED_ENCODING = "unsupported_encoding"
     CONTEXT_OVERFLOW = "context_overflow"
     REFUSED = "refused"
@@ -47,6 +49,7 @@ STATUS = {
     FaultKind.PAUSED: 503,
     FaultKind.UPGRADE: 426,
     FaultKind.TOO_LARGE: 413,
+    FaultKind.TOO_SLOW: 408,
     FaultKind.UNSUPPORTED_ENCODING: 415,
     FaultKind.CONTEXT_OVERFLOW: 400,
     FaultKind.REFUSED: 400,

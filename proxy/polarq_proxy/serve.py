@@ -7,14 +7,14 @@ Where it listens: the node's host and port. A host of 0.0.0.0 or :: is narrowed 
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,23 +25,20 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import AuthenticationError, RedisError
 
-from polarq.errors import LedgerUnavailable, PolarqError
+from polarq.errors import LedgerUnavailable
 from polarq.ledger.keys import Keys
 from polarq.settings import Settings
 from polarq.topology import Node, load_topology, redis_url
 from polarq_proxy.admin import admin_app
 from polarq_proxy.app import SERVER_OPTIONS, Proxy
+from polarq_proxy.front import READY, Front
+from polarq_proxy.listening import ANYWHERE, CannotListen, Doors, bound_host, tcp_sockets, unix_socket
+from polarq_proxy.peers import Peers
 
 log = logging.getLogger("polarq.proxy")
 
 DRAIN_S = 10.0
-BACKLOG = 4096
 REDIS_CONNECTIONS = 64
-_ANYWHERE = frozenset({"0.0.0.0", "::", ""})
-
-
-class CannotListen(PolarqError):
-    """The address is taken or not ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +50,13 @@ class ServeOptions:
     port: int | None = None
     port_file: Path | None = None
     parent_pid: int | None = None
+    process: int = 0
+    """Which of `processes` this is."""
+    processes: int = 1
+    channel: int | None = None
+    """File descriptor on which a front hands connections over; None: this process listens itself."""
+    peers: Path | None = None
+    """Folder of the sockets by which the processes reach each other."""
 
 
 async def serve(options: ServeOptions, settings: Settings, env: Mapping[str, str]) -> None:
@@ -64,7 +68,12 @@ async def serve(options: ServeOptions, settings: Settings, env: Mapping[str, str
     redis = connect(url)
     try:
         await _answers(redis, url)
-        proxy = Proxy(node, redis, Keys(topology.redis.prefix), env=env, keep_s=topology.retention.result_s)
+        if options.channel is None and node.proxy.processes > 1:
+            await _lead(node, options, stop)
+            return
+        peers = None if options.peers is None else Peers(options.peers, options.process, options.processes)
+        keys, keep_s = Keys(topology.redis.prefix), topology.retention.result_s
+        proxy = Proxy(node, redis, keys, env=env, keep_s=keep_s, peers=peers)
         await _run(proxy, node, options, stop, settings.token)
     finally:
         await redis.aclose()
@@ -84,85 +93,122 @@ def connect(url: str) -> Redis:
     return Redis.from_pool(pool)
 
 
-def bound_host(node: Node) -> str:
-    if node.host in _ANYWHERE and not node.public_url.strip():
-        return "::1" if node.host == "::" else "127.0.0.1"
-    return node.host
-
-
 async def _run(proxy: Proxy, node: Node, options: ServeOptions, stop: asyncio.Event, token: str | None) -> None:
+    """One process that serves: at its own sockets, or what the front hands to it."""
     runner = web.AppRunner(proxy.app(), shutdown_timeout=DRAIN_S, **SERVER_OPTIONS)
     await runner.setup()
-    watching: asyncio.Task[None] | None = None
+    doors = Doors(runner)
     admin: web.AppRunner | None = None
     try:
         await proxy.start()
-        url = await _listen(runner, node, options)
-        await _listen_on_socket(runner, node)
-        admin = await _administrated(proxy, node, token)
-        if options.port_file is not None:
-            write_port_file(options.port_file, url)
-        if options.parent_pid is not None:
-            watching = asyncio.create_task(_parent_gone(options.parent_pid, stop))
-        sys.stdout.write(f"polarq proxy of {node.id} is ready on {url}\n")
-        sys.stdout.flush()
-        await stop.wait()
+        admin = await _administrated(proxy, node, token, options.process)
+        async with _until(stop, options.parent_pid):
+            if options.channel is None:
+                listening = _sockets(node, options)
+                for one in listening:
+                    await doors.open(one)
+                with _announced(node, options, _url(node, listening[0])):
+                    await stop.wait()
+            else:
+                assert proxy.peers is not None
+                await doors.open(unix_socket(proxy.peers.path, 0o600))
+                with _handed_over(options.channel, doors):
+                    await stop.wait()
         log.info("stopping: calls in flight have %g s to end", DRAIN_S)
     finally:
-        if watching is not None:
-            watching.cancel()
+        doors.close()
         await runner.cleanup()
         if admin is not None:
             await admin.cleanup()
         await proxy.close()
+
+
+async def _lead(node: Node, options: ServeOptions, stop: asyncio.Event) -> None:
+    """The front of several processes."""
+    listening = _sockets(node, options)
+    arguments = ["--node", options.node_id]
+    if options.topology is not None:
+        arguments += ["--topology", str(options.topology)]
+    front = Front(listening, node.proxy.processes, arguments)
+    try:
+        await front.start()
+        async with _until(stop, options.parent_pid):
+            with _announced(node, options, _url(node, listening[0])):
+                await stop.wait()
+    finally:
+        await front.stop()
+
+
+def _sockets(node: Node, options: ServeOptions) -> list[socket.socket]:
+    """Every socket the node listens on, the TCP one first. Raises `CannotListen`."""
+    port = node.port if options.port is None else options.port
+    found = tcp_sockets(bound_host(node), port, "the node's host and port")
+    if node.proxy.unix_socket:
+        # Sandboxes run under other users, and a session's secret is what opens it.
+        found.append(unix_socket(Path(node.proxy.unix_socket).expanduser(), 0o666))
+    return found
+
+
+def _url(node: Node, listening: socket.socket) -> str:
+    host = bound_host(node)
+    reach = "127.0.0.1" if host in ANYWHERE else host
+    return f"http://{f'[{reach}]' if ':' in reach else reach}:{listening.getsockname()[1]}"
+
+
+@contextmanager
+def _announced(node: Node, options: ServeOptions, url: str) -> Iterator[None]:
+    if options.port_file is not None:
+        write_port_file(options.port_file, url)
+    sys.stdout.write(f"polarq proxy of {node.id} is ready on {url}\n")
+    sys.stdout.flush()
+    try:
+        yield
+    finally:
         if options.port_file is not None:
             options.port_file.unlink(missing_ok=True)
 
 
-async def _listen(runner: web.AppRunner, node: Node, options: ServeOptions) -> str:
-    host = bound_host(node)
-    port = node.port if options.port is None else options.port
+@contextmanager
+def _handed_over(channel_fd: int, doors: Doors) -> Iterator[None]:
+    """Takes the connections that the front sends through the channel, from now on."""
+    loop = asyncio.get_running_loop()
+    adopting: set[asyncio.Task[None]] = set()
+    with socket.socket(fileno=channel_fd) as channel:
+        channel.setblocking(False)
+
+        def take() -> None:
+            try:
+                _, fds, _, _ = socket.recv_fds(channel, 1, 1)
+            except BlockingIOError:
+                return
+            if not fds:
+                loop.remove_reader(channel.fileno())  # the front is gone; so will be its pid
+            for fd in fds:
+                task = loop.create_task(doors.adopt(socket.socket(fileno=fd)))
+                adopting.add(task)
+                task.add_done_callback(adopting.discard)
+
+        loop.add_reader(channel.fileno(), take)
+        channel.send(READY)
+        try:
+            yield
+        finally:
+            loop.remove_reader(channel.fileno())
+
+
+@asynccontextmanager
+async def _until(stop: asyncio.Event, parent_pid: int | None) -> AsyncIterator[None]:
+    """Sets `stop` when the parent ends."""
+    watching = None if parent_pid is None else asyncio.create_task(_parent_gone(parent_pid, stop))
     try:
-        await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
-    except OSError as exc:
-        if exc.errno == errno.EADDRINUSE:
-            text = f"{host}:{port} is taken: stop what listens there, or change the node's port in the topology"
-        else:
-            text = f"cannot listen on {host}:{port}: {exc.strerror or exc}; see the node's host in the topology"
-        raise CannotListen(text) from None
-    port = runner.addresses[0][1]
-    reach = "127.0.0.1" if host in _ANYWHERE else host
-    return f"http://{f'[{reach}]' if ':' in reach else reach}:{port}"
+        yield
+    finally:
+        if watching is not None:
+            watching.cancel()
 
 
-async def _listen_on_socket(runner: web.AppRunner, node: Node) -> None:
-    """Also on the node's Unix socket, if it has one. A socket that a dead proxy left is replaced."""
-    if not node.proxy.unix_socket:
-        return
-    path = Path(node.proxy.unix_socket).expanduser()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_socket():
-            if await _somebody_listens(path):
-                raise CannotListen(f"{path} is taken by another proxy: see proxy.unix_socket in the topology")
-            path.unlink()
-        await web.UnixSite(runner, path, backlog=BACKLOG).start()
-        path.chmod(0o666)  # sandboxes run under other users, and a session's secret is what opens it
-    except OSError as exc:
-        raise CannotListen(f"cannot listen on {path}: {exc.strerror or exc}; see proxy.unix_socket") from None
-
-
-async def _somebody_listens(path: Path) -> bool:
-    try:
-        _, writer = await asyncio.open_unix_connection(path)
-    except OSError:
-        return False
-    writer.close()
-    return True
-
-
-async def _administrated(proxy: Proxy, node: Node, token: str | None) -> web.AppRunner | None:
-    """The operator's side, if the node has one."""
+async def _administrated(proxy: Proxy, node: Node, token: str | None, process: int) -> web.AppRunner | None:
+    """The operator's side, if the node has one. Each further process has the next port."""
     port, host = node.proxy.admin_port, node.proxy.admin_host
     if port is None:
         return None
@@ -171,11 +217,12 @@ async def _administrated(proxy: Proxy, node: Node, token: str | None) -> web.App
     runner = web.AppRunner(admin_app(proxy, token), access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
-    except OSError as exc:
+        for one in tcp_sockets(host, port + process, "proxy.admin_host and proxy.admin_port"):
+            await web.SockSite(runner, one).start()
+    except CannotListen:
         await runner.cleanup()
-        raise CannotListen(f"cannot listen on {host}:{port}: {exc.strerror or exc}; see proxy.admin_port") from None
-    log.info("the operator's side is on http://%s:%d", host, port)
+        raise
+    log.info("the operator's side is on http://%s:%d", host, port + process)
     return runner
 
 

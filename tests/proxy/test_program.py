@@ -25,7 +25,7 @@ from polarq.store.grants import GrantSpec, open_grant
 from polarq.testing.inference import Scenario, Script, ScriptedInference, Turn
 from polarq.testing.redis import EmbeddedRedis
 from polarq.topology import Node
-from polarq_proxy.serve import bound_host
+from polarq_proxy.listening import bound_host
 
 SPEC = GrantSpec(rollout_id="task.0", task_id="task", attempt=1, token=1, node_id="node0")
 

@@ -1,0 +1,172 @@
+"""What a sandbox may try: to hold connections, to smuggle, to reach another's session, to fill the memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from redis.asyncio import Redis
+
+from polarq.ledger.keys import Keys
+from polarq.testing.inference import Scenario, ScriptedInference
+from polarq_proxy.app import SERVER_OPTIONS
+from polarq_proxy.listening import Doors, tcp_sockets
+
+from .rig import HELLO, Rig, running
+
+BODY = json.dumps({"model": "m", "messages": HELLO}).encode()
+
+
+@asynccontextmanager
+async def doors(rig: Rig, silent_s: float) -> AsyncIterator[tuple[str, int]]:
+    """The same proxy at a socket of its own, with that little patience."""
+    runner = web.AppRunner(rig.proxy.app(), shutdown_timeout=1.0, **SERVER_OPTIONS)
+    await runner.setup()
+    opened = Doors(runner, silent_s)
+    [listening] = tcp_sockets("127.0.0.1", 0, "the test")
+    await opened.open(listening)
+    try:
+        yield listening.getsockname()[:2]
+    finally:
+        opened.close()
+        await runner.cleanup()
+
+
+def head(path: str, *fields: str) -> bytes:
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: x", *fields, "", ""]).encode()
+
+
+async def answered(address: tuple[str, int], data: bytes) -> bytes:
+    """Everything that comes back until the server closes, or the first whole answer."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(data)
+    await writer.drain()
+    async with asyncio.timeout(20):
+        got = await reader.read(65536)
+    writer.close()
+    return got
+
+
+@pytest.mark.parametrize("first", [b"", b"POST /v1/chat", b"POST / HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+async def test_a_connection_that_does_not_say_what_it_wants_is_closed(
+    redis_client: Redis, keys: Keys, first: bytes
+) -> None:
+    async with (
+        ScriptedInference(scenario=Scenario.of("hi")) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+        doors(rig, 0.2) as address,
+    ):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(first)
+        async with asyncio.timeout(20):
+            assert await ended(reader)
+        writer.close()
+
+
+async def ended(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read() == b""
+    except ConnectionResetError:
+        return True
+
+
+async def test_a_connection_that_has_spoken_stays_open(redis_client: Redis, keys: Keys) -> None:
+    async with (
+        ScriptedInference(scenario=Scenario.of("hi")) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+        doors(rig, 0.3) as address,
+    ):
+        path = f"/s/{rig.secret}/v1/chat/completions"
+        reader, writer = await asyncio.open_connection(*address)
+        for _ in range(2):
+            writer.write(head(path, f"Content-Length: {len(BODY)}") + BODY)
+            status = await reader.readline()
+            assert b"200" in status
+            length = 0
+            while (line := await reader.readline()) != b"\r\n":
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line.split(b":")[1])
+            await reader.readexactly(length)
+            done, _ = await asyncio.wait({asyncio.create_task(reader.read(1))}, timeout=0.6)
+            for task in done:
+                raise AssertionError(f"the connection was closed: {task.result()!r}")
+            break
+        writer.close()
+
+
+async def test_a_body_that_does_not_come_is_given_up(redis_client: Redis, keys: Keys) -> None:
+    async with (
+        ScriptedInference(scenario=Scenario.of("hi")) as inference,
+        running(redis_client, keys, inference.base_url, body_idle_s=0.2) as rig,
+        doors(rig, 5) as address,
+    ):
+        path = f"/s/{rig.secret}/v1/chat/completions"
+        got = await answered(address, head(path, "Content-Length: 1000") + BODY[:10])
+        assert got.startswith(b"HTTP/1.1 408 ")
+        assert b'"code":"too_slow"' in got
+        assert rig.proxy.counters.in_flight == 0
+        await rig.ask()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ("Content-Length: 5", "Transfer-Encoding: chunked"),
+        ("Transfer-Encoding: chunked", "Content-Length: 5"),
+        ("Content-Length: 5", "Content-Length: 6"),
+        ("Content-Length: +5",),
+        ("Content-Length: 0x5",),
+        ("Transfer-Encoding: xchunked",),
+        ("Transfer-Encoding : chunked",),
+        ("X-A: b\nTransfer-Encoding: chunked",),
+        ("Content-Length: 5\r\n X: folded",),
+    ],
+)
+async def test_a_request_of_which_two_servers_could_read_different_ends_is_refused(
+    redis_client: Redis, keys: Keys, caplog: pytest.LogCaptureFixture, fields: tuple[str, ...]
+) -> None:
+    async with (
+        ScriptedInference(scenario=Scenario.of("hi")) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+        doors(rig, 5) as address,
+    ):
+        smuggled = head("/s/other/v1/chat/completions", "Content-Length: 0")
+        path = f"/s/{rig.secret}/v1/chat/completions"
+        got = await answered(address, head(path, *fields) + b"0\r\n\r\n" + smuggled)
+        assert re.match(rb"HTTP/1\.[01] 400 ", got)
+        assert len(re.findall(rb"HTTP/1\.[01] ", got)) == 1
+        assert rig.secret not in caplog.text
+        assert [call for call in inference.ledger if call.session_id == "task.0"] == []
+
+
+async def test_a_head_that_never_ends_is_refused(redis_client: Redis, keys: Keys) -> None:
+    async with (
+        ScriptedInference(scenario=Scenario.of("hi")) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+        doors(rig, 5) as address,
+    ):
+        for line in (b"POST /" + b"x" * 200_000, b"POST / HTTP/1.1\r\nX-Long: " + b"y" * 200_000):
+            got = await answered(address, line)
+            assert re.match(rb"HTTP/1\.[01] 400 ", got)
+
+
+async def test_a_session_is_opened_by_its_own_secret_only(redis_client: Redis, keys: Keys) -> None:
+    async with (
+        ScriptedInference(scenario=Scenario.of("hi")) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+    ):
+        other = await rig.session(5)
+        digest = rig.digest
+        for guess in (rig.spec.rollout_id, digest, rig.secret[:-1], rig.secret.upper(), "", "*"):
+            status, answer = await rig.post(BODY, base=f"{rig.url}/s/{guess}")
+            assert status == 404, guess
+            assert rig.secret not in json.dumps(answer)
+        # The path's session wins over a key, so that a key cannot redirect a call into another's record.
+        status, _ = await rig.post(BODY, headers={"Authorization": f"Bearer {other.secret}"})
+        assert status == 200
+        assert (len(await rig.records()), len(await other.records())) == (1, 0)

@@ -1,0 +1,190 @@
+"""Several processes behind one address: each session in one of them, whatever connection its calls come on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from redis.asyncio import Redis
+
+from polarq.contracts.completion import Completion
+from polarq.ledger.keys import Keys
+from polarq.store.completions import read_completions
+from polarq.store.grants import GrantSpec, open_grant
+from polarq.store.pauses import clear_pause, read_acks, set_pause
+from polarq.testing.inference import Scenario, Script, ScriptedInference, Turn
+from polarq_proxy.carriers import PEEKED, session_in_head
+from polarq_proxy.front import owner_of
+
+from .rig import until
+from .test_program import started, topology
+
+SLOW = Scenario(name="slow", scripts=(Script(name="a", turns=(Turn(content="one two three four", tokens_per_s=8.0),)),))
+KEYS = Keys("processes")
+PROCESSES = 2
+
+
+@dataclass
+class Running:
+    process: subprocess.Popen[str]
+    url: str
+    redis: Redis
+    inference: ScriptedInference
+
+    async def session(self, owner: int, index: int) -> tuple[str, str]:
+        """(secret, rollout id) of a session that belongs to that process."""
+        while True:
+            rollout_id = f"task.{index}"
+            spec = GrantSpec(rollout_id=rollout_id, task_id="task", attempt=1, token=1, node_id="node0")
+            secret = await open_grant(self.redis, KEYS, spec, ttl_s=600)
+            if owner_of(secret, PROCESSES) == owner:
+                return secret, rollout_id
+
+    async def ask_as_sdks_do(self, secret: str) -> str:
+        """Once more when the connection is reset: a process that was just killed takes some with it."""
+        for _ in range(5):
+            try:
+                return await self.ask(secret)
+            except aiohttp.ClientConnectionError:
+                continue
+        return await self.ask(secret)
+
+    async def ask(self, secret: str, http: aiohttp.ClientSession | None = None, **options: Any) -> str:
+        """On a connection of its own, unless `http` has one."""
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+        async with aiohttp.ClientSession() as fresh:
+            url = f"{self.url}/s/{secret}/v1/chat/completions"
+            async with (http or fresh).post(url, json=body, **options) as answer:
+                assert answer.status == 200, await answer.text()
+                return str((await answer.json())["choices"][0]["message"]["content"])
+
+    async def records(self, rollout_id: str) -> list[Completion]:
+        return await read_completions(self.redis, KEYS, rollout_id, 1, 1)
+
+    def members(self) -> list[int]:
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@asynccontextmanager
+async def running(redis_url: str, folder: Path, scenario: Scenario, **proxy: Any) -> AsyncIterator[Running]:
+    async with ScriptedInference(scenario=scenario) as inference:
+        path = topology(folder, KEYS.prefix, inference=inference.base_url, proxy={"processes": PROCESSES, **proxy})
+        with started(redis_url, "--node", "node0", "--topology", path, "--port", "0") as (process, url):
+            async with Redis.from_url(redis_url) as redis:
+                await redis.flushdb()
+                yield Running(process, url, redis, inference)
+            members = Running(process, url, redis, inference).members()
+            process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(process.wait, 30)
+            assert not [pid for pid in members if Path(f"/proc/{pid}").exists()]
+
+
+async def test_a_retry_on_another_connection_meets_the_call_under_way(redis_url: str, tmp_path: Path) -> None:
+    async with running(redis_url, tmp_path, SLOW, retry_grace_s=60) as proxy:
+        for owner in range(PROCESSES):
+            secret, rollout_id = await proxy.session(owner, owner)
+            asking = asyncio.create_task(proxy.ask(secret))
+            await proxy.inference.ledger.wait_until(
+                lambda calls, of=rollout_id: any(call.session_id == of for call in calls)  # type: ignore[misc]
+            )
+            asking.cancel()
+            await asyncio.wait({asking})
+            assert await proxy.ask(secret, headers={"X-Stainless-Retry-Count": "1"}) == "one two three four"
+            assert len(await proxy.records(rollout_id)) == 1
+            assert sum(call.session_id == rollout_id for call in proxy.inference.ledger) == 1
+
+
+async def test_one_connection_may_carry_the_sessions_of_all_processes(redis_url: str, tmp_path: Path) -> None:
+    async with running(redis_url, tmp_path, Scenario.of("hi")) as proxy:
+        sessions = [await proxy.session(index % PROCESSES, index) for index in range(4)]
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as one:
+            for _ in range(2):
+                for secret, _ in sessions:
+                    assert await proxy.ask(secret, one) == "hi"
+            body = {"model": "m", "messages": [{"role": "user", "content": "é"}], "stream": True}
+            for secret, _ in sessions:  # streamed, with the session as key, and packed
+                headers = {"Authorization": f"Bearer {secret}"}
+                url = f"{proxy.url}/v1/chat/completions?x=%20"
+                async with one.post(url, data=json.dumps(body), headers=headers, compress="gzip") as answer:
+                    assert answer.status == 200
+                    assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+                async with one.post(f"{proxy.url}/s/{secret}/v1/chat/completions", data=b"{") as answer:
+                    assert answer.status == 400
+                    assert "error" in await answer.json()
+        for _, rollout_id in sessions:
+            assert [record.seq for record in await proxy.records(rollout_id)] == [0, 1, 2]
+
+
+async def test_a_process_that_dies_is_started_again_and_its_sessions_go_on(redis_url: str, tmp_path: Path) -> None:
+    async with running(redis_url, tmp_path, Scenario.of("hi")) as proxy:
+        sessions = [await proxy.session(owner, owner) for owner in range(PROCESSES)]
+        for secret, _ in sessions:
+            await proxy.ask(secret)
+        before = proxy.members()
+        assert len(before) == PROCESSES
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        for secret, rollout_id in sessions:
+            # Its last answer is asked for again: nobody knows that it was read, and it is not sampled twice.
+            assert await proxy.ask_as_sdks_do(secret) == "hi"
+            assert len(await proxy.records(rollout_id)) == 1
+            assert await proxy.ask(secret) == "hi"
+            assert len(await proxy.records(rollout_id)) == 2
+        assert not set(before) & set(proxy.members())
+
+
+async def test_every_process_says_that_it_is_paused(redis_url: str, tmp_path: Path) -> None:
+    async with running(redis_url, tmp_path, Scenario.of("hi")) as proxy:
+        pause = await set_pause(proxy.redis, KEYS, lease_s=60)
+
+        async def said() -> bool:
+            acks = [ack for ack in await read_acks(proxy.redis, KEYS) if ack.pause_id == pause.pause_id]
+            return [(ack.process, ack.processes) for ack in sorted(acks, key=lambda ack: ack.process)] == [
+                (index, PROCESSES) for index in range(PROCESSES)
+            ]
+
+        await until(said)
+        secrets = [await proxy.session(owner, owner) for owner in range(PROCESSES)]
+        asking = [asyncio.create_task(proxy.ask(secret)) for secret, _ in secrets]
+
+        async def waiting() -> bool:
+            return sum(ack.waiting for ack in await read_acks(proxy.redis, KEYS)) == PROCESSES
+
+        await until(waiting)
+        await clear_pause(proxy.redis, KEYS)
+        assert await asyncio.gather(*asking) == ["hi"] * PROCESSES
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "told"),
+    [
+        (b"POST /s/pq-1/v1/chat/completions HTTP/1.1\r\n", (True, "pq-1")),
+        (b"POST //s//pq-1/v1 HTTP/1.1\r\n", (True, "pq-1")),
+        (b"POST /s/pq-", (False, None)),
+        (b"POST /s/pq-1/v1/chat/comp", (True, "pq-1")),
+        (HEAD, (False, None)),
+        (HEAD + b"\r\n", (True, None)),
+        (HEAD + b"AUTHORIZATION:  bearer  pq-2 \r\n\r\n", (True, "pq-2")),
+        (HEAD + b"x-api-key: pq-3\r\n\r\n{}", (True, "pq-3")),
+        (HEAD + b"X-Goog-Api-Key: pq-4\r\n\r\n", (True, "pq-4")),
+        (b"POST /v1beta/models/m:generateContent?key=pq-5&alt=sse HTTP/1.1\r\n\r\n", (True, "pq-5")),
+        (b"\xff\xfe" * 3, (False, None)),
+        (b"x" * PEEKED, (True, None)),
+    ],
+)
+def test_a_connections_first_bytes_tell_whose_it_is(head: bytes, told: tuple[bool, str | None]) -> None:
+    assert session_in_head(head) == told
