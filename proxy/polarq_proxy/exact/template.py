@@ -49,11 +49,12 @@ _STUB: tuple[Message, ...] = ({"role": "user", "content": "Go on."},)
 
 @dataclass(frozen=True, slots=True)
 class _Closing:
-    """What stands after a turn that is plain text: `stub` with a user's message next; `fixed` is what of it does not
-    depend on what is next, empty where the template closes no turn and the next opener does."""
+    """What stands after a turn that is plain text."""
 
-    stub: list[int]
     fixed: list[int]
+    """Whatever is next. Empty where the template closes no turn and the next opener does."""
+    last: list[int]
+    """When an answer is next. Empty where the template refuses that."""
 
 
 class TemplateBridge:
@@ -70,7 +71,7 @@ class TemplateBridge:
         common = await self._common(extension, calls)
         if calls:
             return await self._after_calls(extension, calls, common)
-        return _joined(extension, common, await self._closing(extension.call))
+        return _joined(extension, common, (await self._closing(extension.call)).fixed)
 
     async def _common(self, extension: Extension, calls: Sequence[Message]) -> list[int]:
         """The common end of both renderings. Where the tools do not show in it, they are left out from then on."""
@@ -111,7 +112,7 @@ class TemplateBridge:
         return unpacked(first[-counts[0] * _ITEM :])
 
     async def _closing(self, call: ModelCall) -> _Closing:
-        key = tree_digest([rendering_options(call), _has_system(call)])
+        key = _look(call)
         closing = self._closings.get(key)
         if closing is None:
             stub = await self._after(call, (), _STUB, tools=False)
@@ -119,39 +120,48 @@ class TemplateBridge:
                 last = await self._after(call, (), (), tools=False)
             except CannotContinue:
                 last = []  # a template may refuse to open an answer after an answer
-            closing = _Closing(stub, stub[: _common_start(stub, last)])
+            closing = _Closing(stub[: _common_start(stub, last)], last)
             remember(self._closings, key, closing)
         return closing
 
     async def _after_calls(self, extension: Extension, calls: Sequence[Message], common: list[int]) -> list[int]:
         """`common` begins within the last call, with what of its end does not depend on its arguments. Where that ends
         shows when the same turn is the last one: what both begin with belongs to the calls and their turn's close."""
-        call, end_id = extension.call, extension.ended.end_id
-        key = (tree_digest([rendering_options(call), _has_system(call)]), len(calls))
-        for known in (self._call_ends.get(key), None):
-            last = known or await self._after(call, calls, (), tools=bool(call.tools))
-            remember(self._call_ends, key, last)
-            fixed = common[: _common_start(common, last)]
-            if end_id in fixed:
-                return _joined(extension, common, _Closing(common, fixed))
-        return _joined(extension, common[await self._open_end(call, last, common) :], await self._closing(call))
+        call, key = extension.call, (_look(extension.call), len(calls))
+        known = self._call_ends.get(key)
+        if known is not None:
+            try:
+                return await self._joined_calls(extension, common, known)
+            except CannotContinue:
+                pass  # found out with calls of other names and ids, which may show at a call's end
+        found = await self._after(call, calls, (), tools=bool(call.tools))
+        joined = await self._joined_calls(extension, common, found)
+        remember(self._call_ends, key, found)
+        return joined
 
-    async def _open_end(self, call: ModelCall, last: list[int], common: list[int]) -> int:
-        """How many ids at the beginning of `common` belong to a call and not to its turn's close: for a turn that has
-        no close yet, or one that is the next opener."""
-        closing = await self._closing(call)
-        plain = await self._after(call, (), (), tools=False)
-        count = len(last) - len(plain)
-        if last[count:] != plain:
+    async def _joined_calls(self, extension: Extension, common: list[int], last: list[int]) -> list[int]:
+        """`last`: what stands after the beginning of the last call's end when the turn is the last one."""
+        fixed = common[: _common_start(common, last)]
+        if extension.ended.end_id in fixed:
+            return _joined(extension, common, fixed)
+        # A turn that has no close yet, or one that is the next opener: only a turn without calls shows where it begins.
+        closing = await self._closing(extension.call)
+        count = len(last) - len(closing.last)
+        if not closing.last or last[count:] != closing.last:
             raise CannotContinue(Missed.NOT_PROVEN, "turns with tool calls are closed otherwise than others")
-        if common[:count] != last[:count] or common[count : count + len(closing.fixed)] != closing.fixed:
+        if len(fixed) < count:
             raise CannotContinue(Missed.LOOKS_AHEAD, "the close of a turn with tool calls depends on what follows")
-        return count
+        return _joined(extension, common[count:], closing.fixed)
 
 
-def _joined(extension: Extension, common: list[int], closing: _Closing) -> list[int]:
-    """`common` without what of it was sampled."""
-    end_id, fixed = extension.ended.end_id, closing.fixed
+def _look(call: ModelCall) -> bytes:
+    """What a template's own text depends on, beside the messages."""
+    return tree_digest([rendering_options(call), _has_system(call)])
+
+
+def _joined(extension: Extension, common: list[int], fixed: list[int]) -> list[int]:
+    """`common`, which begins at a turn's close, without what of it was sampled."""
+    end_id = extension.ended.end_id
     if common[: len(fixed)] != fixed:
         raise CannotContinue(Missed.LOOKS_AHEAD, "a turn's close depends on what follows")
     if end_id is None:

@@ -161,8 +161,19 @@ async def test_a_template_that_counts_is_found_out_when_its_count_differs() -> N
         assert plan.missed is Missed.NOT_PROVEN
 
 
-async def test_tools_that_show_only_at_the_start_are_left_out_of_what_is_rendered() -> None:
-    session = Session(templates.STRIPS_BEFORE_LAST_USER)
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (templates.STRIPS_BEFORE_LAST_USER, "<|im_end|>"),
+        (templates.NEXT_OPENER_ENDS, "<tool_response>"),
+        (templates.CALLS_CLOSE_OTHERWISE, "<|endoftext|>"),
+        (templates.STRIPS_BEFORE_LAST_USER, ""),
+    ],
+)
+async def test_a_later_turn_is_rendered_twice_and_without_tools_that_show_only_at_the_start(
+    template: str, end: str
+) -> None:
+    session = Session(template)
     seen: list[bool] = []
     ids = session.render.ids
 
@@ -174,8 +185,10 @@ async def test_tools_that_show_only_at_the_start_are_left_out_of_what_is_rendere
     messages = list(ASK)
     for at in range(7):
         seen.clear()
-        await session.sample(messages, called(f"{at}"), text_of("a") + "<|im_end|>", TOOLS)
+        finish_reason = "stop" if end else "length"
+        plan = await session.sample(messages, called(f"{at}"), text_of("a") + end, TOOLS, finish_reason)
         messages += [called(f"{at}"), result("one", f"{at}")]
+    assert plan.ids is not None
     assert seen == [False, False]
 
 
