@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from polarq.contracts.completion import Completion, CompletionLabel
@@ -57,6 +58,8 @@ class Plan:
     call: ModelCall | None = field(default=None, repr=False)
     history: History | None = field(default=None, repr=False)
     setting: Setting | None = field(default=None, repr=False)
+    from_ids: bool = False
+    """The prompt is sent, or was sent, as ids."""
     packed: bytes = field(default=b"", repr=False)
     """The same ids as native 32-bit integers."""
 
@@ -106,7 +109,7 @@ class ExactContext:
             setting=setting,
             thinking=thinking_digest(choice.message),
             call_ids=call_ids_of(choice.message),
-            asked=call if parent is None and plan.ids is None else None,
+            asked=None if plan.from_ids else call,
         )
         self.branches.add(branch, history.chain[1:], answer)
         if branch.asked is not None:
@@ -116,26 +119,21 @@ class ExactContext:
             del self._roots[:-ROOTS]
 
     def remember(self, completions: Sequence[Completion], rendered_by: str) -> None:
-        """What another process recorded of this session, in order."""
+        """What another process recorded of this session, in order. `rendered_by` is the name of the `Suffixes` that
+        later calls come with."""
         for completion in completions:
+            if completion.label is CompletionLabel.ABORTED:
+                continue
             call = ModelCall(completion.messages, completion.tools, completion.sampling, completion.model_requested)
-            setting = Setting(tools_digest(call.tools), tree_digest(rendering_options(call)), rendered_by)
-            sent = list(completion.prompt_ids) if completion.exact else None
-            plan = Plan(sent, call=call, history=self._read(call.messages), setting=setting)
-            choice = Choice(0, completion.reply, list(completion.sampled_ids), None, completion.finish_reason)
-            choice.stop_reason = completion.stop_reason
-            if completion.label is not CompletionLabel.ABORTED and completion.sampled_ids:
-                self.sampled(plan, completion.prompt_ids, choice)
-
-    def recall(self, call: ModelCall, rendered_by: str, prompt_ids: Sequence[int], choice: Choice) -> None:
-        """A turn from the record, as after a restart of the proxy; in the order in which they were sampled.
-        `rendered_by` is the name of the `Suffixes` that later calls come with."""
-        history, setting = self._read(call.messages), self._setting(call, rendered_by)
-        try:
-            parent, _ = self._parent(history, setting)
-        except CannotContinue:
+            history, setting = self._read(call.messages), self._setting(call, rendered_by)
             parent = None
-        self.sampled(Plan(parent=parent, call=call, history=history, setting=setting), prompt_ids, choice)
+            if completion.exact:
+                with suppress(CannotContinue):
+                    parent, _ = self._parent(history, setting)
+            plan = Plan(parent=parent, call=call, history=history, setting=setting, from_ids=completion.exact)
+            choice = Choice(0, completion.reply, completion.sampled_ids, None, completion.finish_reason)
+            choice.stop_reason = completion.stop_reason
+            self.sampled(plan, completion.prompt_ids, choice)
 
     def _setting(self, call: ModelCall, rendered_by: str) -> Setting:
         return Setting(self._digest_of(call.tools), tree_digest(rendering_options(call)), rendered_by)
@@ -157,6 +155,7 @@ class ExactContext:
         suffixes.check_room(call, len(whole))
         return Plan(
             ids=whole.tolist(),
+            from_ids=True,
             parent=branch,
             forged=suffix.forged,
             call=call,

@@ -18,6 +18,7 @@ from polarq_proxy.exact.base import Bridge, Missed
 from polarq_proxy.exact.context import ExactContext, Plan
 from polarq_proxy.exact.engine import EngineRenderer
 from polarq_proxy.exact.suffix import Suffixes
+from polarq_proxy.jsons import encode
 
 Message = dict[str, Any]
 
@@ -86,7 +87,11 @@ class Loop:
 
     async def ask(self, call: ModelCall, ids: list[int] | None = None) -> Answer:
         """Samples, with nothing remembered."""
-        return await self.render.sample(call, ids)
+        request = self.endpoint.engine.request(call, "scripted", stream=False, prompt_ids=ids)
+        async with self.endpoint.upstream.post(request.path, encode(request.body), {}) as response:
+            data = await response.read()
+        assert response.status == 200, data
+        return self.endpoint.engine.read(data)
 
     async def say(self, messages: Sequence[Message], tools: list[Message] | None = None, **options: Any) -> Turned:
         """One call as the proxy makes it. Whatever was sent as ids is checked."""

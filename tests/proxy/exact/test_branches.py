@@ -79,7 +79,8 @@ def test_a_session_keeps_a_bounded_number_of_tokens() -> None:
     assert len(branches) == 3
 
 
-async def test_a_session_reads_only_messages_that_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("marked", [False, True])
+async def test_a_session_reads_only_messages_that_are_new(marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(templates.STRIPS_BEFORE_LAST_USER)
     read: list[Message] = []
 
@@ -91,10 +92,11 @@ async def test_a_session_reads_only_messages_that_are_new(monkeypatch: pytest.Mo
     messages: list[Message] = []
     for at in range(12):
         messages = [*(dict(message) for message in messages), user(f"ask {at}")]
+        sent = [*messages[:-1], {**messages[-1], "cache_control": {}}] if marked else messages  # it moves along
         read.clear()
         answer: Message = {"role": "assistant", "content": f"answer {at}"}
-        await session.sample(messages, answer, f"answer {at}<|im_end|>")
-        assert len(read) <= 3, "what came back, what is new, and what was sampled"
+        await session.sample(sent, answer, f"answer {at}<|im_end|>")
+        assert len(read) <= 3 + marked, "what came back, what is new, what was sampled, and what lost its mark"
         messages.append(answer)
 
 

@@ -3,10 +3,12 @@ sampled, or says why it does not."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from polarq.contracts.completion import Completion
 from polarq.testing.inference import Turn, load_tokenizer
 from polarq_proxy.call import ModelCall
 from polarq_proxy.engines.sglang import SglangEngine
@@ -15,7 +17,7 @@ from polarq_proxy.exact.check import check
 from polarq_proxy.exact.context import ExactContext
 from polarq_proxy.exact.suffix import Suffixes
 
-from .loop import SYSTEM, TOOLS, Loop, Message, looping, reading, respelt, result, user
+from .loop import SYSTEM, TOOLS, Loop, Message, Turned, looping, reading, respelt, result, user
 
 TURNS = 24
 
@@ -207,17 +209,43 @@ async def test_the_same_answer_twice_is_told_apart_by_its_thinking() -> None:
         assert "because of this" in load_tokenizer().decode(turn.answer.prompt_ids or [])
 
 
+def recorded(turn: Turned, seq: int) -> Completion:
+    sampled = turn.answer.choices[0]
+    now = datetime.now(UTC)
+    return Completion(
+        rollout_id="task.0",
+        attempt=1,
+        seq=seq,
+        completion_id=f"{seq}",
+        requested_at=now,
+        answered_at=now,
+        latency_s=0,
+        dialect="openai_chat",
+        path="chat/completions",
+        request_digest="",
+        messages=turn.call.messages,
+        tools=turn.call.tools,
+        reply=sampled.message,
+        prompt_ids=turn.answer.prompt_ids or [],
+        sampled_ids=sampled.ids or [],
+        finish_reason=sampled.finish_reason,
+        stop_reason=sampled.stop_reason,
+        sampling=turn.call.options,
+        exact=turn.plan.ids is not None,
+    )
+
+
 async def test_a_conversation_goes_on_after_a_restart_from_its_record() -> None:
     async with looping(*agent_turns()) as loop:
-        messages = await work(loop, "verbatim", turns=6)
-        before = loop.turns[-1]
-        loop.context = ExactContext()
-        loop.suffixes = Suffixes(loop.render)
-        for turn in loop.turns:
-            loop.context.recall(turn.call, loop.suffixes.name, turn.answer.prompt_ids or [], turn.answer.choices[0])
+        messages = await work(loop, "respelt", turns=6)
+        before, context = loop.turns[-1], loop.context
+        loop.context, loop.suffixes = ExactContext(), Suffixes(loop.render)
+        loop.context.remember([recorded(turn, at) for at, turn in enumerate(loop.turns)], loop.suffixes.name)
         after = await loop.say(messages, TOOLS)
         assert after.plan.missed is None
         assert after.ids[: len(before.ids)] == before.ids
+        stored = [sum(len(branch.tail) for branch in kept.branches) for kept in (context, loop.context)]
+        assert stored[0] < stored[1] < 1.5 * stored[0], "and takes no more room than it did"
 
 
 async def test_compaction_begins_a_new_conversation_and_is_no_miss() -> None:
