@@ -36,6 +36,8 @@ def messages_of(contents: Any, system: Any) -> list[dict[str, Any]]:
         if not isinstance(content, dict):
             raise _bad(f"contents[{place}] must be an object with 'parts'", f"contents[{place}]")
         reader.content(content, f"contents[{place}]")
+    if all(message["role"] == "system" for message in reader.messages):
+        raise _bad("'contents' hold no part that says something", "contents")
     return reader.messages
 
 
