@@ -104,10 +104,9 @@ class PauseWatch:
         self._task = asyncio.create_task(self._watching())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        while self._task is not None and not self._task.done():
+            self._task.cancel()  # again and again: the Redis client's own time-outs can swallow a cancellation
+            await asyncio.wait({self._task}, timeout=POLL_S)
 
     async def look(self) -> None:
         """Once. While Redis does not answer, the gate stays as it is: no call could be recorded anyway."""
