@@ -2,7 +2,9 @@
 #
 #   make demo            one real rollout batch end to end, no GPU
 #   make test            the tests that need only what make can install
-#   make test-engine     the tests against a real vLLM on the CPU (downloads about 0.6 GB)
+#   make test-engine     the tests against a real vLLM on the CPU (downloads about 0.6 GB); with ENGINE=sglang (or
+#                        vllm) and URL=http://... against a server that runs already, MODEL=... if it serves several,
+#                        CHECKPOINT=... the folder of its model, for comparing log-probabilities (needs transformers)
 #   make lint            ruff, mypy (strict, tests too), import contracts
 #   make lock            writes constraints.txt anew
 #   make clean           removes what make made
@@ -13,6 +15,10 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 ARGS ?=
+ENGINE ?= vllm
+URL ?=
+MODEL ?=
+CHECKPOINT ?=
 
 BIN := $(VENV)/bin
 # Byte-code is made at install, by all cores: the first start is as fast as the second, also where
@@ -30,8 +36,9 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/pytest -m "not docker and not engine" -n 2 $(ARGS)
 
-test-engine:
-	bash .ci/engine $(ARGS)
+test-engine: $(if $(URL),$(VENV)/.dev)
+	POLARQ_ENGINE='$(ENGINE)' POLARQ_ENGINE_URL='$(URL)' POLARQ_ENGINE_MODEL='$(MODEL)' \
+		POLARQ_ENGINE_CHECKPOINT='$(CHECKPOINT)' POLARQ_ENGINE_PYTHON='$(abspath $(BIN))/python' bash .ci/engine $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

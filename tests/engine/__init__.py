@@ -1,1 +1,1 @@
-"""polarq against a real vLLM server that runs a tiny random model on the CPU: `make test-engine`."""
+"""polarq against a real inference server: a vLLM on the CPU with a tiny random model, or any that runs already."""

@@ -10,6 +10,8 @@ from typing import Any
 
 import httpx
 
+from .server import EngineName
+
 ASK_FOR_TOKENS: Mapping[str, Any] = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
 REQUEST_DEADLINE_S = 120.0
 WEATHER_TOOL: Mapping[str, Any] = {
@@ -58,20 +60,29 @@ def a_word_in(text: str) -> str:
     return found[0]
 
 
-def forced_tool_call(**more: Any) -> dict[str, Any]:
+def forced_tool_call(engine: EngineName = "vllm", **more: Any) -> dict[str, Any]:
     """A chat request whose answer is a tool call whatever the model would have said.
 
     Thinking is switched off because the grammar applies only to what follows the thinking.
     """
+    forced: dict[EngineName, dict[str, Any]] = {
+        "vllm": {"structured_outputs": {"choice": [TOOL_CALL_TEXT]}},
+        "sglang": {"regex": regex_of_the_call()},
+    }
     return says(
         "weather in Paris?",
         tools=[WEATHER_TOOL],
         tool_choice="auto",
-        structured_outputs={"choice": [TOOL_CALL_TEXT]},
         chat_template_kwargs={"enable_thinking": False},
         max_tokens=200,
+        **forced[engine],
         **more,
     )
+
+
+def regex_of_the_call() -> str:
+    """A pattern that only the forced call matches. Newlines and braces are written as grammars of engines take them."""
+    return re.escape(TOOL_CALL_TEXT).replace("\\\n", "\\n").replace("\\ ", " ").replace('\\"', '"')
 
 
 async def ask(url: str, body: Mapping[str, Any], *, key: str = "none", streamed: bool = False) -> Answer:

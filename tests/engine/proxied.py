@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -19,10 +20,11 @@ from polarq.topology import InferenceEndpoint, Node
 from polarq_proxy.app import SERVER_OPTIONS, Proxy
 
 from .chat import Answer, ask
+from .server import EngineName, Server
 from .tap import Exchange, Tap, tapped
-from .vllm_server import VllmServer
 
 GRANT_TTL_S = 600.0
+EXAMINED_S = 120.0
 
 
 @dataclass
@@ -43,6 +45,10 @@ class Session:
 
     async def recorded(self) -> list[Completion]:
         return await read_completions(self.redis, self.keys, self.rollout_id, 1, 1)
+
+    @property
+    def engine(self) -> EngineName:
+        return self.tap.server.engine
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -68,17 +74,26 @@ class ProxyOnEngine:
         return Session(rollout_id, f"{self.url}/s/{secret}/v1", secret, self.redis, self.keys, self.tap)
 
 
+async def _examined(proxy: Proxy) -> None:
+    """The proxy knows what the server is: how to ask for ids depends on the release."""
+    deadline = asyncio.get_running_loop().time() + EXAMINED_S
+    while any(endpoint.state.gives_ids is None for endpoint in proxy.fleet.endpoints):
+        assert asyncio.get_running_loop().time() < deadline, [e.report() for e in proxy.fleet.endpoints]
+        await asyncio.sleep(0.02)  # nothing announces it
+
+
 @asynccontextmanager
-async def proxy_on(engine: VllmServer, redis: Redis, keys: Keys, **settings: Any) -> AsyncIterator[ProxyOnEngine]:
+async def proxy_on(engine: Server, redis: Redis, keys: Keys, **settings: Any) -> AsyncIterator[ProxyOnEngine]:
     """`settings` are the node's proxy section."""
-    async with tapped(engine.base_url) as tap:
-        inference = InferenceEndpoint(engine="vllm", base_url=tap.base_url)
+    async with tapped(engine) as tap:
+        inference = InferenceEndpoint(engine=engine.engine, base_url=tap.base_url, model=engine.model)
         node = Node(id="node0", host="127.0.0.1", inference=inference, proxy=settings)
         proxy = Proxy(node, redis, keys)
         runner = web.AppRunner(proxy.app(), shutdown_timeout=5.0, **SERVER_OPTIONS)
         await runner.setup()
         try:
             await proxy.start()
+            await _examined(proxy)
             await web.TCPSite(runner, "127.0.0.1", 0).start()
             yield ProxyOnEngine(f"http://127.0.0.1:{runner.addresses[0][1]}", proxy, redis, keys, tap)
         finally:

@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-TOLERANCE = 1e-4
-"""Largest accepted absolute difference of two log-probabilities (design/tokens.md, "Proof")."""
-
 
 class ReferenceModel:
     """The tiny model, run without any engine."""
@@ -47,6 +44,29 @@ class ReferenceModel:
         with self._torch.inference_mode():
             logits = self._model(ids, use_cache=False).logits[0].float()
         return logits[len(prompt_ids) - 1 : -1].log_softmax(-1)
+
+
+class Forward:
+    """Log-probabilities held against a forward pass, as far as there is a model to run it with."""
+
+    def __init__(self, model: ReferenceModel | None, tolerance: float) -> None:
+        self._model = model
+        self.tolerance = tolerance
+        self.left_out = 0
+
+    @property
+    def end_ids(self) -> list[int] | None:
+        """Every id that ends an answer; None: not known."""
+        return None if self._model is None else self._model.end_ids
+
+    def difference(
+        self, prompt_ids: Sequence[int], sampled_ids: Sequence[int], logprobs: Sequence[float | None]
+    ) -> float:
+        """The largest one; 0 without a model."""
+        if self._model is None:
+            self.left_out += 1
+            return 0.0
+        return largest_difference(logprobs, self._model.log_probs(prompt_ids, sampled_ids))
 
 
 def largest_difference(left: Sequence[float | None], right: Sequence[float]) -> float:

@@ -15,7 +15,11 @@ import aiohttp
 from aiohttp import web
 
 from .chat import Answer, read_stream, read_unary
+from .server import EngineName, Server
+from .sglang_chat import read_sglang_stream, read_sglang_unary
 
+_UNARY = {"vllm": read_unary, "sglang": read_sglang_unary}
+_STREAM = {"vllm": read_stream, "sglang": read_sglang_stream}
 _DROPPED = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 
 
@@ -24,6 +28,7 @@ class Exchange:
     """One chat request to the server, and the server's own words."""
 
     session_id: str
+    engine: EngineName
     request: dict[str, Any]
     status: int = 0
     said: bytearray = field(default_factory=bytearray)
@@ -31,21 +36,15 @@ class Exchange:
     @property
     def answer(self) -> Answer:
         if self.request["stream"]:
-            return read_stream(self.said.decode().splitlines())
-        return read_unary(json.loads(self.said))
-
-    @property
-    def answers(self) -> list[Answer]:
-        """One per choice of a unary answer with n > 1."""
-        body = json.loads(self.said)
-        return [read_unary({**body, "choices": [choice]}) for choice in body["choices"]]
+            return _STREAM[self.engine](self.said.decode().splitlines())
+        return _UNARY[self.engine](json.loads(self.said))
 
 
 class Tap:
     """Listens on loopback at `base_url` while `tapped` runs."""
 
-    def __init__(self, target: str) -> None:
-        self._target = target
+    def __init__(self, server: Server) -> None:
+        self.server = server
         self._client: aiohttp.ClientSession | None = None
         self.base_url = ""
         self.exchanges: list[Exchange] = []
@@ -56,11 +55,12 @@ class Tap:
 
     async def relay(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        exchange = Exchange(request.headers.get("X-Session-ID", ""), json.loads(body) if body else {})
+        session_id = request.headers.get("X-Session-ID", "")
+        exchange = Exchange(session_id, self.server.engine, json.loads(body) if body else {})
         if request.path.endswith("/chat/completions"):
             self.exchanges.append(exchange)
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _DROPPED}
-        url = f"{self._target}{request.path_qs}"
+        url = f"{self.server.base_url}{request.path_qs}"
         async with self._session().request(request.method, url, data=body, headers=headers) as upstream:
             exchange.status = upstream.status
             response = web.StreamResponse(status=upstream.status)
@@ -86,8 +86,8 @@ class Tap:
 
 
 @asynccontextmanager
-async def tapped(target: str) -> AsyncIterator[Tap]:
-    tap = Tap(target)
+async def tapped(server: Server) -> AsyncIterator[Tap]:
+    tap = Tap(server)
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_route("*", "/{path:.*}", tap.relay)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)

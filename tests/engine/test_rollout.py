@@ -19,8 +19,8 @@ from polarq.contracts.trajectory import Trace, Trajectory
 from polarq.testing.stack import LocalStack
 
 from .conftest import ROOT, Note
-from .reference import TOLERANCE, ReferenceModel, largest_difference
-from .vllm_server import VllmServer
+from .reference import Forward
+from .server import Server
 
 RESULT_DEADLINE_S = 300.0
 CALLS = 4
@@ -56,8 +56,13 @@ PY
 class EngineStack(LocalStack):
     """A whole polarq whose node infers on the real server instead of the scripted one."""
 
-    def __init__(self, home: Path, engine: VllmServer) -> None:
-        super().__init__(home, nodes={"node0": {"model_served": engine.model, "max_run_workers": 2}})
+    def __init__(self, home: Path, engine: Server) -> None:
+        node = {
+            "model_served": engine.model,
+            "max_run_workers": 2,
+            "inference": {"engine": engine.engine, "base_url": engine.base_url},
+        }
+        super().__init__(home, nodes={"node0": node})
         self._engine = engine
 
     def start_inference(self, port: int = 0, *, wait: bool = True) -> None:
@@ -65,7 +70,7 @@ class EngineStack(LocalStack):
 
 
 @pytest.fixture(scope="module")
-def stack(engine: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineStack]:
+def stack(engine: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineStack]:
     with EngineStack(tmp_path_factory.mktemp("stack"), engine) as running:
         yield running
 
@@ -90,26 +95,26 @@ def trajectory_of(rollout: RolloutResult) -> Trajectory:
     return rollout.trajectory
 
 
-def check_traces(reference: ReferenceModel, traces: list[Trace]) -> float:
+def check_traces(forward: Forward, traces: list[Trace]) -> float:
     """The largest difference of any trained token's log-probability from the forward pass over the trace's own ids."""
     differences = []
     for trace in traces:
         assert trace.untrainable is None
         assert trace.loss_mask == [1] * len(trace.response_ids)
-        expected = reference.log_probs(trace.prompt_ids, trace.response_ids)
-        differences.append(largest_difference(trace.logprobs, expected))
+        differences.append(forward.difference(trace.prompt_ids, trace.response_ids, trace.logprobs))
     return max(differences)
 
 
-def rendered_by(engine: VllmServer, trace: Trace) -> list[int]:
+def rendered_by(engine: Server, trace: Trace) -> list[int]:
     """What the server itself makes of the messages that the trace says were sent (thinking under the server's name)."""
-    named = {"reasoning_content": "reasoning"}
-    body = {
+    named = {"reasoning_content": "reasoning"} if engine.engine == "vllm" else {}
+    body: dict[str, Any] = {
         "model": engine.model,
         "messages": [{named.get(key, key): value for key, value in m.items()} for m in trace.prompt_messages],
         "tools": trace.tools,
-        "chat_template_kwargs": {"keep_thinking": True},
     }
+    if engine.started_here:
+        body["chat_template_kwargs"] = {"keep_thinking": True}
     ids: list[int] = (
         httpx.post(f"{engine.base_url}/tokenize", json=body, timeout=60).raise_for_status().json()["tokens"]
     )
@@ -117,7 +122,7 @@ def rendered_by(engine: VllmServer, trace: Trace) -> list[int]:
 
 
 def test_a_committed_trajectory_passes_the_forward_check_token_by_token(
-    engine: VllmServer, stack: EngineStack, reference: ReferenceModel, note: Note
+    engine: Server, stack: EngineStack, forward: Forward, note: Note
 ) -> None:
     agent = {"harness": "shell", "custom_shell": {"command": HARNESS}}
     result = run(stack, calculator_task("engine-shell", agent, num_samples=2))
@@ -130,21 +135,21 @@ def test_a_committed_trajectory_passes_the_forward_check_token_by_token(
             fidelity.trainable_tokens == fidelity.sampled_tokens == sum(len(t.response_ids) for t in trajectory.traces)
         )
         assert fidelity.missing_logprobs == fidelity.incomplete_calls == fidelity.masked_tokens == 0
-        assert fidelity.versions == ["default"]
+        assert fidelity.versions == [engine.weight_version()]
         for trace in trajectory.traces:
             assert rendered_by(engine, trace) == trace.prompt_ids
     traces = [trace for trajectory in trajectories for trace in trajectory.traces]
     assert traces[0].response_ids != traces[CALLS].response_ids
-    difference = check_traces(reference, traces)
+    difference = check_traces(forward, traces)
     note(
         f"rollouts of a shell harness: {len(traces)} traces, {sum(t.trainable_tokens for t in traces)} trained of "
         f"{sum(t.fidelity.sampled_tokens for t in trajectories)} sampled tokens, largest difference {difference:.1e}"
     )
-    assert difference < TOLERANCE
+    assert difference < forward.tolerance
 
 
 def test_the_trajectories_hold_every_token_that_the_server_sampled_and_no_other(
-    engine: VllmServer, stack: EngineStack, note: Note
+    engine: Server, stack: EngineStack, note: Note
 ) -> None:
     agent = {"harness": "shell", "custom_shell": {"command": HARNESS}}
     run(stack, calculator_task("engine-before", agent, num_samples=1))  # the proxy's own probe is over by its end
@@ -159,7 +164,7 @@ def test_the_trajectories_hold_every_token_that_the_server_sampled_and_no_other(
 
 
 def test_the_unmodified_mini_swe_agent_runs_on_the_real_server(
-    stack: EngineStack, reference: ReferenceModel, note: Note
+    stack: EngineStack, forward: Forward, note: Note
 ) -> None:
     """It gets nonsense for answers, says so to the model, and goes on until it reaches a limit of its own."""
     settings = {"step_limit": 4, "model_kwargs": {"max_tokens": 96, "temperature": 1.0}}
@@ -168,10 +173,10 @@ def test_the_unmodified_mini_swe_agent_runs_on_the_real_server(
     [rollout] = result.results
     trajectory = trajectory_of(rollout)
     assert trajectory.fidelity.calls >= 2
-    difference = check_traces(reference, trajectory.traces)
+    difference = check_traces(forward, trajectory.traces)
     note(
         f"mini-swe-agent: {trajectory.fidelity.calls} calls, {trajectory.fidelity.trainable_tokens} trained tokens, "
         f"longest prompt {max(len(t.prompt_ids) for t in trajectory.traces)} ids, "
         f"{len(trajectory.fidelity.breaks)} breaks, largest difference {difference:.1e}"
     )
-    assert difference < TOLERANCE
+    assert difference < forward.tolerance

@@ -14,7 +14,8 @@ from polarq.testing.inference import Scenario, Script, ScriptedInference, ToolCa
 
 from .chat import ASK_FOR_TOKENS, WEATHER_TOOL, ask, forced_tool_call, says
 from .reference import ReferenceModel
-from .vllm_server import MAX_MODEL_LEN, MODEL_NAME, VllmServer
+from .server import Server
+from .vllm_server import MAX_MODEL_LEN, MODEL_NAME
 
 SCENARIO = Scenario(
     name="match",
@@ -26,6 +27,9 @@ SCENARIO = Scenario(
         ),
     ),
 )
+
+
+pytestmark = pytest.mark.usefixtures("tiny")
 both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["unary", "streamed"])
 
 
@@ -94,14 +98,14 @@ async def prompt_ids(base_url: str, body: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS.values(), ids=CONVERSATIONS.keys())
-async def test_a_conversation_is_rendered_to_the_same_ids(engine: VllmServer, conversation: dict[str, Any]) -> None:
+async def test_a_conversation_is_rendered_to_the_same_ids(engine: Server, conversation: dict[str, Any]) -> None:
     async with scripted_server() as scripted:
         assert await prompt_ids(scripted.base_url, conversation) == await prompt_ids(engine.base_url, conversation)
 
 
 @both_ways
 @pytest.mark.parametrize("asked", [{}, ASK_FOR_TOKENS], ids=["plain", "with tokens"])
-async def test_an_answer_has_the_same_shape(engine: VllmServer, asked: dict[str, Any], streamed: bool) -> None:
+async def test_an_answer_has_the_same_shape(engine: Server, asked: dict[str, Any], streamed: bool) -> None:
     # Without `ignore_eos` the random model now and then ends by itself, at a token that is then its stop reason.
     body = {**says("Hello.", max_tokens=8, ignore_eos=True), **asked}
     async with scripted_server() as scripted:
@@ -113,7 +117,7 @@ async def test_an_answer_has_the_same_shape(engine: VllmServer, asked: dict[str,
 
 
 @both_ways
-async def test_a_tool_call_has_the_same_shape(engine: VllmServer, reference: ReferenceModel, streamed: bool) -> None:
+async def test_a_tool_call_has_the_same_shape(engine: Server, reference: ReferenceModel, streamed: bool) -> None:
     body = {**forced_tool_call(logit_bias={str(reference.end_of_turn_id): 100}), **ASK_FOR_TOKENS}
     async with scripted_server() as scripted:
         told = await ask(

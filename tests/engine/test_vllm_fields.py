@@ -16,23 +16,29 @@ from polarq.testing.inference import load_tokenizer
 
 from .chat import ASK_FOR_TOKENS, TOOL_CALL_TEXT, Answer, a_word_in, ask, forced_tool_call, says
 from .conftest import Note
-from .reference import TOLERANCE, ReferenceModel, largest_difference
-from .vllm_server import MAX_MODEL_LEN, VllmServer
+from .reference import ReferenceModel, largest_difference
+from .server import TOLERANCE, Server
 
 
 def way(streamed: bool) -> str:
     return "streamed" if streamed else "unary"
 
 
+@pytest.fixture(autouse=True)
+def vllm_alone(engine: Server) -> None:
+    if engine.engine != "vllm":
+        pytest.skip("these are vLLM's fields")
+
+
 both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["unary", "streamed"])
 
 
-async def ask_vllm(engine: VllmServer, body: dict[str, Any], streamed: bool = False) -> Answer:
+async def ask_vllm(engine: Server, body: dict[str, Any], streamed: bool = False) -> Answer:
     return await ask(engine.chat_url, {"model": engine.model, **ASK_FOR_TOKENS, **body}, streamed=streamed)
 
 
 @both_ways
-async def test_counts_of_ids_log_probabilities_and_usage_agree(engine: VllmServer, streamed: bool) -> None:
+async def test_counts_of_ids_log_probabilities_and_usage_agree(engine: Server, streamed: bool) -> None:
     answer = await ask_vllm(
         engine, says("Fix the parser.", max_tokens=48, temperature=1.0, seed=1, ignore_eos=True), streamed
     )
@@ -45,7 +51,7 @@ async def test_counts_of_ids_log_probabilities_and_usage_agree(engine: VllmServe
 @both_ways
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 async def test_log_probabilities_equal_a_reference_forward_pass(
-    engine: VllmServer, reference: ReferenceModel, streamed: bool, temperature: float, note: Note
+    engine: Server, reference: ReferenceModel, streamed: bool, temperature: float, note: Note
 ) -> None:
     """Raw log-probabilities: before temperature, so one forward pass at temperature 1 explains them all."""
     body = says("Run the tests.", max_tokens=96, temperature=temperature, seed=2)
@@ -59,7 +65,7 @@ async def test_log_probabilities_equal_a_reference_forward_pass(
 
 
 async def test_a_log_probability_of_the_wrong_position_or_context_would_be_noticed(
-    engine: VllmServer, reference: ReferenceModel, note: Note
+    engine: Server, reference: ReferenceModel, note: Note
 ) -> None:
     """The check above can fail: one position off, or one token of the prompt missing, is far outside the tolerance."""
     answer = await ask_vllm(engine, says("Run the tests.", max_tokens=64, temperature=1.0, seed=3))
@@ -74,7 +80,7 @@ async def test_a_log_probability_of_the_wrong_position_or_context_would_be_notic
     assert moved > 1000 * TOLERANCE
 
 
-async def test_ids_of_a_stream_equal_the_unary_ones_at_temperature_zero(engine: VllmServer) -> None:
+async def test_ids_of_a_stream_equal_the_unary_ones_at_temperature_zero(engine: Server) -> None:
     body = says("Look at the code first.", max_tokens=96, temperature=0.0)
     unary, streamed = await ask_vllm(engine, body), await ask_vllm(engine, body, streamed=True)
     assert streamed.sampled_ids == unary.sampled_ids
@@ -88,7 +94,7 @@ async def test_ids_of_a_stream_equal_the_unary_ones_at_temperature_zero(engine: 
 
 
 async def test_concurrent_requests_do_not_move_each_others_log_probabilities(
-    engine: VllmServer, reference: ReferenceModel, note: Note
+    engine: Server, reference: ReferenceModel, note: Note
 ) -> None:
     bodies = [says(f"Task {n}: " + "do it. " * n, max_tokens=32, temperature=1.0, seed=n) for n in range(12)]
     answers = await asyncio.gather(*(ask_vllm(engine, body, n % 2 == 0) for n, body in enumerate(bodies)))
@@ -97,7 +103,7 @@ async def test_concurrent_requests_do_not_move_each_others_log_probabilities(
     assert max(differences) < TOLERANCE
 
 
-async def test_prompt_ids_come_once_and_first_in_a_stream(engine: VllmServer) -> None:
+async def test_prompt_ids_come_once_and_first_in_a_stream(engine: Server) -> None:
     answer = await ask_vllm(engine, says("Hello.", max_tokens=8), streamed=True)
     carrying = [n for n, frame in enumerate(answer.frames) if frame.get("prompt_token_ids")]
     assert carrying == [0]
@@ -108,7 +114,7 @@ async def test_prompt_ids_come_once_and_first_in_a_stream(engine: VllmServer) ->
 
 @both_ways
 async def test_the_end_of_turn_id_is_among_the_sampled_ids_and_has_its_log_probability(
-    engine: VllmServer, reference: ReferenceModel, streamed: bool
+    engine: Server, reference: ReferenceModel, streamed: bool
 ) -> None:
     """The end is forced by a bias of +100, which raw log-probabilities do not see."""
     bias = {str(reference.end_of_turn_id): 100}
@@ -121,8 +127,9 @@ async def test_the_end_of_turn_id_is_among_the_sampled_ids_and_has_its_log_proba
     assert largest_difference(answer.logprobs, expected) < TOLERANCE
 
 
+@pytest.mark.usefixtures("tiny")
 @both_ways
-async def test_another_end_than_the_end_of_turn_is_named_as_stop_reason(engine: VllmServer, streamed: bool) -> None:
+async def test_another_end_than_the_end_of_turn_is_named_as_stop_reason(engine: Server, streamed: bool) -> None:
     """And its id is 0 here: a reader that takes 0 for nothing loses it."""
     answer = await ask_vllm(engine, says("Are you done?", max_tokens=8, logit_bias={"0": 100}), streamed)
     assert answer.sampled_ids == [0]
@@ -130,9 +137,7 @@ async def test_another_end_than_the_end_of_turn_is_named_as_stop_reason(engine: 
 
 
 @both_ways
-async def test_a_tool_call_keeps_every_sampled_id(
-    engine: VllmServer, reference: ReferenceModel, streamed: bool
-) -> None:
+async def test_a_tool_call_keeps_every_sampled_id(engine: Server, reference: ReferenceModel, streamed: bool) -> None:
     answer = await ask_vllm(engine, forced_tool_call(temperature=1.0, seed=4), streamed)
     assert answer.finish_reason == "tool_calls"
     assert answer.tool_calls == [("get_weather", '{"city": "Paris"}')]
@@ -142,7 +147,7 @@ async def test_a_tool_call_keeps_every_sampled_id(
     assert await detokenize(engine, answer.sampled_ids[:-1]) == TOOL_CALL_TEXT
 
 
-async def test_a_streamed_tool_call_has_ids_in_frames_without_any_text(engine: VllmServer, note: Note) -> None:
+async def test_a_streamed_tool_call_has_ids_in_frames_without_any_text(engine: Server, note: Note) -> None:
     """A proxy that drops empty deltas would lose these tokens."""
     answer = await ask_vllm(engine, forced_tool_call(temperature=1.0, seed=5), streamed=True)
     choices = [choice for frame in answer.frames for choice in frame["choices"]]
@@ -151,8 +156,9 @@ async def test_a_streamed_tool_call_has_ids_in_frames_without_any_text(engine: V
     assert sum(silent) > 0
 
 
+@pytest.mark.usefixtures("tiny")
 async def test_log_probabilities_under_a_grammar_are_those_of_the_allowed_ids_only(
-    engine: VllmServer, reference: ReferenceModel, note: Note
+    engine: Server, reference: ReferenceModel, note: Note
 ) -> None:
     """Why a call under a grammar is recorded with `grammar`: a plain forward pass does not explain its values.
 
@@ -176,7 +182,7 @@ async def test_log_probabilities_under_a_grammar_are_those_of_the_allowed_ids_on
     assert close < TOLERANCE
 
 
-async def test_a_stop_string_is_cut_from_the_text_and_kept_in_the_ids(engine: VllmServer) -> None:
+async def test_a_stop_string_is_cut_from_the_text_and_kept_in_the_ids(engine: Server) -> None:
     body = says("Look at the code first.", max_tokens=64, temperature=0.0)
     whole = await ask_vllm(engine, body)
     middle = a_word_in(whole.text)
@@ -189,34 +195,35 @@ async def test_a_stop_string_is_cut_from_the_text_and_kept_in_the_ids(engine: Vl
 
 
 @both_ways
-async def test_nothing_about_tokens_comes_unless_asked_for(engine: VllmServer, streamed: bool) -> None:
+async def test_nothing_about_tokens_comes_unless_asked_for(engine: Server, streamed: bool) -> None:
     answer = await ask(engine.chat_url, {"model": engine.model, **says("Hello.", max_tokens=8)}, streamed=streamed)
     assert (answer.prompt_ids, answer.sampled_ids, answer.logprobs) == ([], [], [])
 
 
-async def test_an_unknown_field_is_ignored_without_a_word(engine: VllmServer) -> None:
+async def test_an_unknown_field_is_ignored_without_a_word(engine: Server) -> None:
     """So an older server answers 200 without ids, and presence must be checked."""
     answer = await ask_vllm(engine, says("Hello.", max_tokens=4, return_tokens_of_the_future=True, ignore_eos=True))
     assert len(answer.sampled_ids) == 4
 
 
 @both_ways
-async def test_leaving_the_reasoning_out_takes_the_ids_away(engine: VllmServer, streamed: bool) -> None:
+async def test_leaving_the_reasoning_out_takes_the_ids_away(engine: Server, streamed: bool) -> None:
     """So `include_reasoning: false` must never reach the engine."""
     answer = await ask_vllm(engine, says("Hello.", max_tokens=8, include_reasoning=False, ignore_eos=True), streamed)
     assert len(answer.sampled_ids) < answer.usage["completion_tokens"] == 8
 
 
 @both_ways
-async def test_a_context_that_is_too_long_is_a_plain_json_400(engine: VllmServer, streamed: bool) -> None:
-    body = says("Hello.", max_tokens=MAX_MODEL_LEN + 1)
+async def test_a_context_that_is_too_long_is_a_plain_json_400(engine: Server, streamed: bool) -> None:
+    body = says("Hello.", max_tokens=engine.context + 1)
     with pytest.raises(httpx.HTTPStatusError) as refused:
         await ask_vllm(engine, body, streamed)
     assert refused.value.response.status_code == 400
     assert refused.value.response.json()["error"]["code"] == 400
 
 
-async def test_ids_are_not_what_encoding_the_text_again_gives(engine: VllmServer, note: Note) -> None:
+@pytest.mark.usefixtures("tiny")
+async def test_ids_are_not_what_encoding_the_text_again_gives(engine: Server, note: Note) -> None:
     """Why ids are taken from the engine: the random model's samples almost never survive their own text."""
     answers = [await ask_vllm(engine, says("Hello.", max_tokens=64, temperature=1.0, seed=n)) for n in range(5)]
     again = [await tokenize(engine, await detokenize(engine, answer.sampled_ids)) for answer in answers]
@@ -225,14 +232,14 @@ async def test_ids_are_not_what_encoding_the_text_again_gives(engine: VllmServer
     assert changed == len(answers)
 
 
-async def test_the_request_id_header_names_the_answer(engine: VllmServer) -> None:
+async def test_the_request_id_header_names_the_answer(engine: Server) -> None:
     async with httpx.AsyncClient(timeout=60) as client:
         body = {"model": engine.model, **says("Hello.", max_tokens=2)}
         response = await client.post(engine.chat_url, json=body, headers={"X-Request-Id": "r-17"})
     assert response.json()["id"] == "chatcmpl-r-17"
 
 
-async def tokenize(engine: VllmServer, text: str) -> list[int]:
+async def tokenize(engine: Server, text: str) -> list[int]:
     body = {"model": engine.model, "prompt": text, "add_special_tokens": False}
     async with httpx.AsyncClient(timeout=60) as client:
         response = await client.post(f"{engine.base_url}/tokenize", json=body)
@@ -240,7 +247,7 @@ async def tokenize(engine: VllmServer, text: str) -> list[int]:
     return ids
 
 
-async def detokenize(engine: VllmServer, ids: list[int]) -> str:
+async def detokenize(engine: Server, ids: list[int]) -> str:
     async with httpx.AsyncClient(timeout=60) as client:
         response = await client.post(f"{engine.base_url}/detokenize", json={"model": engine.model, "tokens": ids})
     return str(response.raise_for_status().json()["prompt"])

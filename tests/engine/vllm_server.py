@@ -15,6 +15,8 @@ from pathlib import Path
 
 import httpx
 
+from .server import Server
+
 MODEL_NAME = "tiny"
 MAX_MODEL_LEN = 32_768
 START_DEADLINE_S = 420.0
@@ -39,40 +41,16 @@ class EngineDidNotStart(Exception):
 
 
 @dataclass(frozen=True)
-class VllmServer:
-    """Where a running server is and what it serves."""
+class Started:
+    """A server of our own, and how long it took."""
 
-    base_url: str
-    model_dir: Path
-    pid: int
-    log: Path
+    server: Server
     start_s: float
     warm_up_s: float
-    model: str = MODEL_NAME
-
-    @property
-    def chat_url(self) -> str:
-        return f"{self.base_url}/v1/chat/completions"
-
-    def sampled_tokens(self) -> float:
-        """How many tokens the server has sampled since its start, by its own metric."""
-        return self._metric("vllm:generation_tokens_total")
-
-    def answered_requests(self) -> float:
-        """How many requests the server has finished since its start, by its own metric."""
-        return self._metric("vllm:request_success_total")
-
-    def running_requests(self) -> float:
-        """How many requests the server samples for right now, by its own metric."""
-        return self._metric("vllm:num_requests_running")
-
-    def _metric(self, name: str) -> float:
-        text = httpx.get(f"{self.base_url}/metrics", timeout=30.0).raise_for_status().text
-        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + "{"))
 
 
 @contextlib.contextmanager
-def run_vllm(model_dir: Path, cache: Path, log: Path) -> Iterator[VllmServer]:
+def run_vllm(model_dir: Path, cache: Path, log: Path) -> Iterator[Started]:
     """Serve `model_dir` until the block ends. `cache` is kept between runs: the compiled kernels lie there."""
     base_url = f"http://127.0.0.1:{_free_port()}"
     started = time.monotonic()
@@ -91,7 +69,8 @@ def run_vllm(model_dir: Path, cache: Path, log: Path) -> Iterator[VllmServer]:
             healthy = time.monotonic()
             _warm_up(base_url)
             warm = time.monotonic()
-            yield VllmServer(base_url, model_dir, process.pid, log, healthy - started, warm - healthy)
+            server = Server("vllm", base_url, MODEL_NAME, MAX_MODEL_LEN, model_dir, started_here=True)
+            yield Started(server, healthy - started, warm - healthy)
         finally:
             _stop(process)
 

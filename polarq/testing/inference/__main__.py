@@ -18,7 +18,7 @@ from typing import Any
 from polarq.errors import PolarqError
 
 try:
-    from polarq.testing.inference.options import ServerOptions
+    from polarq.testing.inference.options import NEWEST, ServerOptions
     from polarq.testing.inference.scenario import built_in_scenarios, load_scenario
     from polarq.testing.inference.server import ScriptedInference
 except ModuleNotFoundError as missing:
@@ -37,6 +37,9 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens-per-s", type=float, help="pace of answers; default: at once")
     parser.add_argument("--drift-seed", type=int, help="sample other ids for a text than it encodes to")
     parser.add_argument("--api-key", help="the key that /v1 asks for")
+    parser.add_argument("--engine", choices=sorted(NEWEST), default="vllm", help="whose routes and JSON")
+    parser.add_argument("--engine-version", metavar="X.Y.Z", help="the release it claims to be; default: the newest")
+    parser.add_argument("--scale-out", action="store_true", help="open vLLM's /inference/v1/generate")
     return parser.parse_args(arguments)
 
 
@@ -48,7 +51,11 @@ def main(arguments: list[str] | None = None) -> int:
         "tokens_per_s": given.tokens_per_s,
         "drift_seed": given.drift_seed,
         "api_key": given.api_key,
+        "engine": given.engine,
+        "scale_out": given.scale_out,
     }
+    if given.engine_version is not None:
+        settings["version"] = given.engine_version
     try:
         settings["scenario"] = load_scenario(given.scenario)
         options = ServerOptions.parse(settings, what="scripted inference server")

@@ -86,3 +86,13 @@ def test_importing_the_package_loads_neither_aiohttp_nor_tokenizers() -> None:
     done = finished(sys.executable, "-c", code)
 
     assert done.stdout == "[]\n"
+
+
+def test_the_program_takes_either_engines_clothes() -> None:
+    with running("--engine", "sglang", "--engine-version", "0.5.19") as (_, line):
+        url = line.split()[3].removesuffix("/v1,")
+        assert httpx.get(f"{url}/server_info", trust_env=False).json()["version"] == "0.5.19"
+    with running("--scale-out") as (_, line):
+        url = line.split()[3].removesuffix("/v1,")
+        told = httpx.post(f"{url}/inference/v1/generate", json={"token_ids": [5]}, trust_env=False)
+        assert told.status_code == 200
