@@ -137,7 +137,7 @@ def test_thinking_that_only_another_server_can_read_is_left_out(foreign: Any) ->
 
 def test_custom_and_shell_calls_come_back_as_the_functions_that_they_were_offered_as() -> None:
     tools = [{"type": "custom", "name": "apply_patch"}, {"type": "local_shell"}]
-    action = {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": None}
+    action: dict[str, Any] = {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": None}
     found = messages(
         {"type": "custom_tool_call", "id": "ctc_1", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"},
         {"type": "custom_tool_call_output", "call_id": "c1", "output": "ok"},
