@@ -53,7 +53,7 @@ SCENARIO = Scenario(name="harnesses", scripts=tuple(script(name) for name in HAR
 def in_the_hand_of(name: str, output: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The items as this harness would send them back: its keys, its nulls, its spelling."""
     hands = {item["type"]: item for item in came_back(name)}
-    found = []
+    found: list[dict[str, Any]] = []
     for item in output:
         if item["type"] == "message":
             found.append(
@@ -63,7 +63,7 @@ def in_the_hand_of(name: str, output: list[dict[str, Any]]) -> list[dict[str, An
         hand = hands[item["type"]]
         written = {key: None if value is None else item.get(key, value) for key, value in hand.items()}
         if name in RESPELLING and "arguments" in written:
-            written["arguments"] = json.dumps(json.loads(written["arguments"]), separators=(",", ":"))
+            written["arguments"] = json.dumps(json.loads(str(written["arguments"])), separators=(",", ":"))
         found.append(written)
     return found
 

@@ -64,7 +64,8 @@ class Sdk:
 
     async def ask(self, given: Any = "hello", **fields: Any) -> Response:
         if not self.streams:
-            return await self.client.responses.create(model="asked", input=given, **fields)
+            response: Response = await self.client.responses.create(model="asked", input=given, **fields)
+            return response
         async with self.client.responses.stream(model="asked", input=given, **fields) as stream:
             last: Response | None = None
             async for event in stream:
