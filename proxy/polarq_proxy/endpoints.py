@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from polarq.registry import plugin
@@ -18,7 +18,9 @@ from polarq_proxy.exact.engine import EngineRenderer
 from polarq_proxy.exact.known_models import known_bridge
 from polarq_proxy.exact.suffix import Suffixes
 from polarq_proxy.faults import CallFault, FaultKind
+from polarq_proxy.gather import Gatherer
 from polarq_proxy.jsons import encode
+from polarq_proxy.sse import EventTooLarge, SseParser
 from polarq_proxy.upstream import Upstream
 from polarq_proxy.versions import UNREAD, PolicyVersions
 
@@ -31,6 +33,8 @@ PROBE_TIMEOUT_S = 60.0
 HEALTHY_INTERVAL_S = 10.0
 RETRY_INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 PROBE_SESSION = "polarq-probe.0"
+PROBE_EVENT_BYTES = 1 << 20
+_PROBE_HEADERS = {"X-Session-ID": PROBE_SESSION}
 
 
 @dataclass(slots=True)
@@ -179,23 +183,53 @@ class Endpoint:
         if state.served and self.model not in state.served:
             text = f"{self.upstream.where} does not serve '{self.model}' (it serves {', '.join(state.served)})"
             raise CallFault(FaultKind.MISCONFIGURED, f"{text}: set inference.model in the topology")
-        answer = await self._probe(await self.ensure_model())
+        answer = await self._sampled(_hello(), None)
         state.reachable = True
         state.gives_ids = bool(answer.prompt_ids) and all(choice.ids and choice.logprobs for choice in answer.choices)
         state.problem = self._problem(answer)
+        if state.gives_ids and self.features.streams_ids and not await self._streams_ids():
+            self.features = replace(self.features, streams_ids=False)
         await self._meet_exactly()
-        line = "%s: %s %s, model %s, context %s tokens, gives token ids: %s%s"
-        log.log(
-            logging.WARNING if state.problem else logging.INFO,
-            line,
-            self.upstream.where,
-            self.engine.name,
-            facts.version or "(version unknown)",
-            self.model,
-            state.max_context or "unknown",
-            "yes" if state.gives_ids else "NO",
-            f". {state.problem}" if state.problem else "",
-        )
+        log.log(logging.WARNING if state.problem else logging.INFO, "%s", self.in_words())
+
+    def in_words(self) -> str:
+        """What this server can give and what not, in one line."""
+        state, features = self.state, self.features
+        versions = features.versions_in_answer or self._weights_route
+        exact = "on" if self.suffixes is not None else "off" if self._exact else "not wanted"
+        parts = [
+            f"{self.engine.name} {state.version or '(version unknown)'}",
+            f"model {self.model}",
+            f"context {state.max_context or 'unknown'} tokens",
+            f"gives token ids: {'yes' if state.gives_ids else 'NO'}",
+            f"streams them: {'yes' if features.streams_ids else 'no, answers are asked for whole'}",
+            f"takes prompts as ids: {'yes' if features.token_in else 'no'}",
+            f"says its policy version: {'yes' if versions else 'no'}",
+            f"exact mode: {exact}",
+        ]
+        return f"{self.upstream.where}: {', '.join(parts)}" + (f". {state.problem}" if state.problem else "")
+
+    async def _streams_ids(self) -> bool:
+        """Samples one streamed token, to see whether its id and log-probability come too. Raises `CallFault`."""
+        request = self.engine.request(_hello(), await self.ensure_model(), stream=True)
+        gatherer = Gatherer(1)
+        parser = SseParser(PROBE_EVENT_BYTES)
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                async with self.upstream.post(request.path, encode(request.body), _PROBE_HEADERS) as response:
+                    if response.status != 200 or not response.is_stream:
+                        return False  # this version refuses to stream what polarq asks for
+                    async for chunk in response.chunks():
+                        for event in parser.feed(chunk):
+                            gatherer.add(self.engine.read_event(event))
+                        if gatherer.done:
+                            break
+        except TimeoutError:
+            raise CallFault(FaultKind.TIMED_OUT, f"{self.upstream.where} streamed no token in time") from None
+        except EventTooLarge as exc:
+            raise CallFault(FaultKind.ENGINE_FAULT, f"{self.upstream.where}: {exc}") from exc
+        answer = gatherer.answer()
+        return bool(answer.prompt_ids) and all(choice.ids and choice.logprobs for choice in answer.choices)
 
     async def _meet_exactly(self) -> None:
         """Exact mode, if the node wants it and the engine can be trusted with it."""
@@ -233,17 +267,12 @@ class Endpoint:
         self.state.max_context = facts.models.get(self.model)
         return facts
 
-    async def _probe(self, model: str) -> Answer:
-        call = ModelCall([{"role": "user", "content": "Hello."}], None, {"max_tokens": 1, "temperature": 1.0}, model)
-        return await self._sampled(call, None)
-
     async def _sampled(self, call: ModelCall, prompt_ids: list[int] | None) -> Answer:
         """An answer that belongs to no rollout. Raises `CallFault`."""
         request = self.engine.request(call, await self.ensure_model(), stream=False, prompt_ids=prompt_ids)
-        headers = {"X-Session-ID": PROBE_SESSION}
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                async with self.upstream.post(request.path, encode(request.body), headers) as response:
+                async with self.upstream.post(request.path, encode(request.body), _PROBE_HEADERS) as response:
                     data = await response.read()
         except TimeoutError:
             raise CallFault(FaultKind.TIMED_OUT, f"{self.upstream.where} sampled no token in time") from None
@@ -262,6 +291,10 @@ class Endpoint:
         version = self.engine.read_weights(data)
         self._weights_route = version is not None
         return version
+
+
+def _hello() -> ModelCall:
+    return ModelCall([{"role": "user", "content": "Hello."}], None, {"max_tokens": 1, "temperature": 1.0}, "")
 
 
 class Fleet:

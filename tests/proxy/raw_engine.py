@@ -126,7 +126,7 @@ async def raw_engine(act: Act, idle_s: float | None = None) -> AsyncIterator[Raw
                 if call is None:
                     continue
                 if call.headers.get("x-session-id") == PROBE_SESSION:
-                    await call.whole(answer(ids=(11,)))
+                    await _probed(call)
                     continue
                 engine.calls.append(call)
                 await act(call)
@@ -149,6 +149,16 @@ async def raw_engine(act: Act, idle_s: float | None = None) -> AsyncIterator[Raw
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+async def _probed(call: RawCall) -> None:
+    """One token with its id, the way it is asked for."""
+    if not call.body.get("stream"):
+        await call.whole(answer(ids=(11,)))
+        return
+    await call.head()
+    await call.chunk(FIRST + delta("a", (11,)) + delta("", (), finish="length") + last(1))
+    await call.end()
 
 
 async def _read(
