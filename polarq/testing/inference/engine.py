@@ -202,7 +202,7 @@ class Engine:
         fault: faults.Fault | None = None,
     ) -> Generation:
         """Begins one choice; it is in the ledger from now on and must be closed."""
-        text = selected.turn.text(thinking=thinking)
+        text = selected.text(thinking=thinking)
         chosen = sample(self.tokenizer, prompt_ids, text, limits, drift_seed=self._drift_seed)
         if isinstance(fault, faults.Abort):
             chosen = chosen.cut(fault.after_tokens, "abort")

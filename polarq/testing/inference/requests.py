@@ -22,6 +22,12 @@ class KvTransferParams(_Request):
     prompt_token_ids: list[Any] | None = None
 
 
+class StructuredOutputs(_Request):
+    """Of grammars the server knows only this one: with a single choice there is nothing left to script."""
+
+    choice: list[str] | None = None
+
+
 class SamplingRequest(_Request):
     """What chat and completion requests share. Lengths in tokens."""
 
@@ -66,6 +72,13 @@ class ChatRequest(SamplingRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     return_prompt_text: bool | None = None
     kv_transfer_params: KvTransferParams | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def forced(self) -> str | None:
+        """The only text that the request's grammar leaves; None: there is no such grammar."""
+        choices = (self.structured_outputs.choice if self.structured_outputs else None) or []
+        return choices[0] if len(choices) == 1 else None
 
     @property
     def wants_tools(self) -> bool:

@@ -20,7 +20,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polarq.errors import PolarqError
@@ -43,10 +43,18 @@ class Selected:
     conversation: str
     script: Script
     turn_index: int
+    forced: str | None = None
+    """What a grammar makes the model say in place of the turn's text."""
 
     @property
     def turn(self) -> Turn:
         return self.script.turn(self.turn_index)
+
+    def text(self, *, thinking: bool) -> str:
+        return self.turn.text(thinking=thinking) if self.forced is None else self.forced
+
+    def saying(self, forced: str) -> Selected:
+        return replace(self, forced=forced)
 
 
 @dataclass

@@ -186,3 +186,31 @@ async def test_a_message_that_cannot_fit_is_refused_without_encoding_it(serve: S
     response = await client.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "é" * 20_000_000}]})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "input_tokens"
+
+
+@pytest.mark.parametrize(
+    ("engine", "grammar"),
+    [
+        ("vllm", {"structured_outputs": {"choice": ["a (b)\n{c}"]}}),
+        ("sglang", {"regex": r"a \(b\)\n\{c\}"}),
+    ],
+)
+async def test_a_grammar_that_leaves_one_answer_forces_it(serve: Serve, engine: str, grammar: dict[str, Any]) -> None:
+    client = await serve(engine=engine)
+    body = {"model": "tiny", "messages": HELLO, **grammar}
+    told = (await client.post("/v1/chat/completions", body)).json()
+    assert told["choices"][0]["message"]["content"] == "a (b)\n{c}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "grammar"),
+    [
+        ("vllm", {"structured_outputs": {"choice": ["a", "b"]}}),
+        ("sglang", {"regex": "a|b"}),
+        ("sglang", {"regex": "a+"}),
+    ],
+)
+async def test_a_grammar_with_a_choice_left_is_ignored(serve: Serve, engine: str, grammar: dict[str, Any]) -> None:
+    client = await serve(scripted(Turn(content="free")), engine=engine)
+    told = (await client.post("/v1/chat/completions", {"model": "tiny", "messages": HELLO, **grammar})).json()
+    assert told["choices"][0]["message"]["content"] == "free"

@@ -42,8 +42,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     generations: list[Generation] = []
     with engine.answering(generations):
         for choice, turn in enumerate(selected):
+            said = turn if body.forced is None else turn.saying(body.forced)
             generations.append(
-                engine.start(asker, turn, prompt_ids, limits, choice=choice, thinking=body.thinking, fault=fault)
+                engine.start(asker, said, prompt_ids, limits, choice=choice, thinking=body.thinking, fault=fault)
             )
         answer = Answer(request, fault, wire.stream_error)
         conversation = _Conversation(engine, body, known, reply, fault, answer, Spoiler(fault))

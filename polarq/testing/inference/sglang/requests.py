@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,6 +23,14 @@ class SglangChatRequest(ChatRequest):
     return_meta_info: bool = False
     return_input_ids_in_sglext: bool = False
     return_output_ids_in_sglext: bool = False
+    regex: str | None = None
+
+    @property
+    def forced(self) -> str | None:
+        """What a pattern without any choice matches."""
+        if self.regex is None or re.search(r"(?<!\\)[.^$*+?{}\[\]|()]", self.regex):
+            return None
+        return re.sub(r"\\(.)", lambda found: {"n": "\n"}.get(found[1], found[1]), self.regex)
 
 
 class SglangCompletionRequest(CompletionRequest):
