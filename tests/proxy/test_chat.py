@@ -75,6 +75,56 @@ async def test_cut_and_empty_answers_end_with_their_reason(
         assert record.trainable
 
 
+@MODES
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_who_offers_a_tool_of_free_text_gets_a_call_of_it(
+    redis_client: Redis, keys: Keys, stream_upstream: bool, streamed: bool
+) -> None:
+    said = (ToolCall(name="patch", arguments={"input": "*** \u0939\n"}), CALLS[0])
+    tools = [{"type": "custom", "custom": {"name": "patch", "format": {"type": "text"}}}, *TOOLS]
+    async with (
+        ScriptedInference(scenario=scenario(Turn(content="so", tool_calls=said), Turn(content="k"))) as inference,
+        running(redis_client, keys, inference.base_url, stream_upstream=stream_upstream) as rig,
+    ):
+        if streamed:
+            sse = await rig.stream(tools=tools)
+            calls = [part for choice in sse.choices for part in choice["delta"].get("tool_calls", [])]
+            assert [call.pop("index") for call in calls] == [0, 1]
+            assert (sse.text().strip(), sse.finish_reasons) == ("so", ["tool_calls"])
+        else:
+            calls = (await rig.ask(tools=tools))["choices"][0]["message"]["tool_calls"]
+        patch, bash = calls
+        assert (patch["type"], patch["custom"]) == ("custom", {"name": "patch", "input": "*** \u0939\n"})
+        assert (bash["type"], json.loads(bash["function"]["arguments"])) == ("function", {"command": "ls"})
+        await rig.ask([*HELLO, {"role": "assistant", "content": "so", "tool_calls": calls}], tools=tools)
+        first, second = await rig.records()
+        ids = first.prompt_ids + first.sampled_ids
+        assert second.prompt_ids[: len(ids)] == ids
+
+
+@MODES
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_an_answer_without_a_reason_is_given_one(
+    redis_client: Redis, keys: Keys, stream_upstream: bool, streamed: bool
+) -> None:
+    async def act(call: RawCall) -> None:
+        tree = answer(ids=(11,))
+        tree["choices"][0]["finish_reason"] = None
+        await call.whole(tree)
+
+    async with (
+        raw_engine(act) as engine,
+        running(redis_client, keys, engine.url, stream_upstream=stream_upstream) as rig,
+    ):
+        if streamed and stream_upstream:
+            assert len((await rig.stream()).errors) == 1
+        elif streamed:
+            assert (await rig.stream()).finish_reasons == ["stop"]
+        else:
+            assert (await rig.ask())["choices"][0]["finish_reason"] == "stop"
+        assert (await rig.records())[0].untrainable
+
+
 async def test_an_empty_answer_has_a_text(redis_client: Redis, keys: Keys) -> None:
     async def act(call: RawCall) -> None:
         tree = answer(ids=(11,))

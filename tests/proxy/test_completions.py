@@ -182,12 +182,12 @@ async def test_other_fields_are_never_refused(redis_client: Redis, keys: Keys) -
     ):
         body = {
             "prompt": "a", "echo": False, "suffix": None, "user": "u", "best_of": 1, "metadata": {}, "stop": ["zzz"],
-            "logprobs": None, "unheard_of": [1], "logit_bias": {}, "max_tokens": 5, "stream": False,
+            "logprobs": None, "unheard_of": [1], "logit_bias": {}, "max_tokens": None, "stream": False,
         }  # fmt: skip
         status, _ = await rig.post(body, PATH)
         assert status == 200
         [record] = await rig.records()
-        assert record.sampling["stop"] == ["zzz"]
+        assert (record.sampling["stop"], record.sampling["max_tokens"]) == (["zzz"], 16)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from polarq_proxy.dialects.base import (
     retry_headers,
 )
 from polarq_proxy.dialects.openai_messages import messages_of
-from polarq_proxy.dialects.openai_options import chat_options, tools_of
+from polarq_proxy.dialects.openai_options import CUSTOM_INPUT, chat_options, custom_names, tools_of
 from polarq_proxy.dialects.openai_shapes import (
     body_of,
     choices_of,
@@ -37,7 +37,7 @@ from polarq_proxy.dialects.openai_shapes import (
     wants_usage,
 )
 from polarq_proxy.faults import CallFault, FaultKind
-from polarq_proxy.jsons import encode
+from polarq_proxy.jsons import NotJson, decode, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ class ChatAsk:
 
     functions: bool
     """The request offered `functions`, the form of 2023, and so wants a call as `function_call`."""
+    custom: frozenset[str] = frozenset()
+    """Tools of free text. Their calls are shown whole, because their text lies inside of JSON."""
 
 
 class OpenAIChatDialect(Dialect):
@@ -96,6 +98,7 @@ class _ChatStream(StreamWriter):
         self._begun: set[int] = set()
         self._model = call.model
         self._functions = _functions(call)
+        self._custom = call.native.custom if isinstance(call.native, ChatAsk) else frozenset()
 
     def piece(self, piece: Piece) -> bytes:
         self._model = self._model or piece.model or ""
@@ -108,7 +111,11 @@ class _ChatStream(StreamWriter):
 
     def end(self, held: Sequence[Piece], answer: Answer) -> bytes:
         self._model = self._model or answer.model
-        out = b"".join(self.piece(piece) for piece in held)
+        out = self._calls(answer) if self._custom else b""
+        out += b"".join(self.piece(piece) for piece in held)
+        unended = [ChoiceDelta(choice.index, finish_reason="stop") for choice in answer.choices if not _ended(choice)]
+        if unended:  # readers loop for ever without a reason
+            out += self.piece(Piece(unended))
         if self._call.wants_usage:
             out += self._event(choices=[], usage=usage_of(answer.usage))
         return out + b"data: [DONE]\n\n"
@@ -120,6 +127,8 @@ class _ChatStream(StreamWriter):
         delta = {key: value for key, value in change.delta.items() if value is not None}
         if self._functions:
             delta = _as_function_call(delta)
+        if self._custom:
+            delta.pop("tool_calls", None)
         if change.index not in self._begun:
             self._begun.add(change.index)
             delta = {"role": "assistant", "content": "", **delta}
@@ -135,6 +144,16 @@ class _ChatStream(StreamWriter):
             choice["stop_reason"] = change.stop_reason
         # Parsers hold text back while its tokens go by: such an event says nothing to who did not ask for ids.
         return choice if delta or change.finish_reason is not None or len(choice) > 3 else None
+
+    def _calls(self, answer: Answer) -> bytes:
+        """All calls at once, for who offered tools of free text."""
+        shown = []
+        for choice in answer.choices:
+            calls = _with_custom(choice.message, self._custom).get("tool_calls")
+            if calls:
+                delta = {"tool_calls": [{"index": place, **call} for place, call in enumerate(calls)]}
+                shown.append({"index": choice.index, "delta": delta, "finish_reason": None})
+        return self._event(choices=shown) if shown else b""
 
     def _event(self, **fields: Any) -> bytes:
         chunk = {
@@ -167,7 +186,7 @@ def _call(body: dict[str, Any]) -> ModelCall:
         wants_usage=wants_usage(body),
         wants_ids=body.get("return_token_ids") is True,
         wants_logprobs=body.get("logprobs") is True,
-        native=ChatAsk(functions=bool(offered) and not tools),
+        native=ChatAsk(bool(offered) and not tools, custom_names(body)),
     )
 
 
@@ -185,10 +204,12 @@ def _whole_choice(call: ModelCall, choice: Choice) -> dict[str, Any]:
         message = {**message, "content": ""}  # an empty answer is text, so that no reader stumbles
     if _functions(call):
         message = _as_function_call(message)
+    if isinstance(call.native, ChatAsk) and call.native.custom:
+        message = _with_custom(message, call.native.custom)
     shown: dict[str, Any] = {
         "index": choice.index,
         "message": message,
-        "finish_reason": _finish_reason(choice.finish_reason, _functions(call)),
+        "finish_reason": _finish_reason(choice.finish_reason or "stop", _functions(call)),
         "stop_reason": choice.stop_reason,
         "logprobs": None,
     }
@@ -211,3 +232,30 @@ def _as_function_call(message: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in message.items() if key != "tool_calls"}
     first = next((call for place, call in enumerate(calls) if call.get("index", place) == 0), None)
     return kept if first is None else {**kept, "function_call": first.get("function") or {}}
+
+
+def _ended(choice: Choice) -> bool:
+    return choice.finish_reason is not None
+
+
+def _with_custom(message: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """A message whose calls of tools of free text have that form."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_custom_call(call) if _name(call) in names else call for call in calls]}
+
+
+def _name(call: dict[str, Any]) -> str:
+    return str((call.get("function") or {}).get("name"))
+
+
+def _custom_call(call: dict[str, Any]) -> dict[str, Any]:
+    arguments = call["function"].get("arguments") or ""
+    try:
+        given = decode(arguments.encode())
+    except NotJson:
+        given = None
+    text = given.get(CUSTOM_INPUT) if isinstance(given, dict) else None
+    custom = {"name": _name(call), "input": text if isinstance(text, str) else arguments}
+    return {"id": call.get("id"), "type": "custom", "custom": custom}

@@ -39,6 +39,8 @@ from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.jsons import encode
 
 MAX_TOKEN_ID = 2**31 - 1
+DEFAULT_MAX_TOKENS = 16
+"""What the API samples when nothing is said; said to the engine, so that no other default takes its place."""
 
 
 class OpenAICompletionsDialect(Dialect):
@@ -94,6 +96,9 @@ class _TextStream(StreamWriter):
     def end(self, held: Sequence[Piece], answer: Answer) -> bytes:
         self._model = self._model or answer.model
         out = b"".join(self.piece(piece) for piece in held)
+        unended = [choice.index for choice in answer.choices if choice.finish_reason is None]
+        if unended:
+            out += self.piece(Piece([ChoiceDelta(index, finish_reason="stop") for index in unended]))
         if self._call.wants_usage:
             out += self._event(choices=[], usage=usage_of(answer.usage))
         return out + b"data: [DONE]\n\n"
@@ -128,6 +133,7 @@ def _call(body: dict[str, Any]) -> ModelCall:
         if body.get(name):
             raise CallFault(FaultKind.BAD_REQUEST, f"'{name}' is not supported: {why}", param=name)
     options = {key: value for key, value in body.items() if key in SAMPLING and value is not None}
+    options.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
     if isinstance(body.get("add_special_tokens"), bool):
         options["add_special_tokens"] = body["add_special_tokens"]
     top = body.get("logprobs")
@@ -176,7 +182,7 @@ def _whole_choice(call: ModelCall, choice: Choice, answer: Answer) -> dict[str, 
         "index": choice.index,
         "text": choice.message.get("content") or "",
         "logprobs": _logprobs(choice.logprobs or [], _Offset()) if logged else None,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": choice.finish_reason or "stop",
         "stop_reason": choice.stop_reason,
     }
     if call.wants_ids:

@@ -75,6 +75,14 @@ def tools_of(body: dict[str, Any]) -> list[dict[str, Any]]:
     return [tool for tool in found if tool is not None]
 
 
+def custom_names(body: dict[str, Any]) -> frozenset[str]:
+    """The tools that take free text, whose calls are shown as such."""
+    tools = body.get("tools")
+    items = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    custom = (tool for tool in items if tool.get("type") == "custom" and not isinstance(tool.get("function"), dict))
+    return frozenset(name for name in map(_named, custom) if name)
+
+
 def _tool(tool: dict[str, Any]) -> dict[str, Any] | None:
     function, custom = tool.get("function"), tool.get("custom")
     if isinstance(function, dict):
