@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from polarq.errors import LedgerUnavailable
 
@@ -26,6 +30,101 @@ class Script:
                 return await redis.evalsha(self.sha1, len(keys), *keys, *args)
             except NoScriptError:
                 return await redis.eval(self.source, len(keys), *keys, *args)
+
+
+MAX_BATCH = 64
+
+
+@dataclass(slots=True)
+class _Waiting:
+    arguments: list[bytes]
+    """Of EVALSHA or EVAL: what follows the script."""
+    answer: asyncio.Future[Any]
+
+
+class ScriptLine:
+    """One script called by many at once: those who call while Redis is busy with others share the next round trip.
+
+    Holds one connection of the client's pool, because taking one out for each call costs more than the call. A round
+    whose connection breaks is sent again, so that the script may run twice: it must be one that bears it.
+    """
+
+    def __init__(self, redis: Redis, script: Script) -> None:
+        self._pool = redis.connection_pool
+        self._script = script
+        self._connection: AbstractConnection | None = None
+        self._used = False
+        self._waiting: list[_Waiting] = []
+        self._work: asyncio.Task[None] | None = None
+
+    async def run(self, keys: Sequence[str], args: Sequence[bytes]) -> Any:
+        """What the script returns. Raises `LedgerUnavailable`."""
+        call = _Waiting(
+            [b"%d" % len(keys), *(key.encode() for key in keys), *args], asyncio.get_running_loop().create_future()
+        )
+        self._waiting.append(call)
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._rounds())
+        with ledger_errors():
+            return await call.answer
+
+    async def _rounds(self) -> None:
+        while self._waiting:
+            calls, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+            try:
+                await self._round([b"EVALSHA", self._script.sha1.encode()], calls)
+                await self._round([b"EVAL", self._script.source.encode()], calls)
+            except (RedisError, OSError) as exc:
+                for call in calls:
+                    if not call.answer.done():
+                        call.answer.set_exception(exc)
+
+    async def _round(self, command: list[bytes], calls: list[_Waiting]) -> None:
+        """Sends the calls and answers them; those for which Redis did not know the script stay open."""
+        if all(call.answer.done() for call in calls):
+            return
+        if self._connection is None:
+            self._connection = await self._pool.get_connection()
+        connection = self._connection
+        if self._used:
+            # An idle connection may have been closed meanwhile, which says nothing about whether Redis is there.
+            try:
+                await self._exchange(connection, command, calls)
+            except (RedisConnectionError, OSError):
+                self._used = False
+                await connection.disconnect()
+            else:
+                return
+        await connection.retry.call_with_retry(
+            lambda: self._exchange(connection, command, calls), lambda error: connection.disconnect()
+        )
+        self._used = True
+
+    async def _exchange(self, connection: AbstractConnection, command: list[bytes], calls: list[_Waiting]) -> None:
+        open_calls = [call for call in calls if not call.answer.done()]
+        await connection.send_packed_command([_packed([*command, *call.arguments]) for call in open_calls])
+        for call in open_calls:
+            answer: Any
+            try:
+                answer = await connection.read_response(disable_decoding=True)
+            except NoScriptError:
+                continue
+            except ResponseError as exc:
+                answer = exc
+            if call.answer.done():
+                continue
+            if isinstance(answer, ResponseError):
+                call.answer.set_exception(answer)
+            else:
+                call.answer.set_result(answer)
+
+
+def _packed(parts: Sequence[bytes]) -> bytes:
+    """A command as Redis reads it."""
+    pieces = [b"*%d\r\n" % len(parts)]
+    for part in parts:
+        pieces += (b"$%d\r\n" % len(part), part, b"\r\n")
+    return b"".join(pieces)
 
 
 @contextmanager

@@ -2,20 +2,24 @@
 
 Layout: `PQ`, one version byte, CRC-32 of what follows (little endian), then a zstd frame of MessagePack. Lists of
 integers under keys that end in `_ids`, and under `loss_mask`, are int32 (extension 1); lists of numbers under
-`logprobs` are float32 (extension 2), in which a missing value is NaN. Both little endian. Engines compute
-log-probabilities in float32, so nothing is lost; any other list of numbers stays as it is. An integer beyond 64 bits,
-which a harness may send, is its decimal text (extension 3).
+`logprobs` are float32 (extension 2), in which a missing value is NaN. Both are four planes, one after the other: the
+lowest bytes of all values, then the second lowest and so on, because the high bytes of token ids are much alike.
+Engines compute log-probabilities in float32, so nothing is lost; any other list of numbers stays as it is. An integer
+beyond 64 bits, which a harness may send, is its decimal text (extension 3).
 """
 
 from __future__ import annotations
 
 import struct
 import sys
+import threading
 import zlib
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from pydantic import ValidationError
 
 from polarq.contracts.trajectory import Trajectory
@@ -31,18 +35,39 @@ VERSION = 1
 _HEADER = struct.Struct("<2sBI")
 _LEVEL = 1  # higher levels gain nothing on token ids and cost twice the time
 _INT32, _FLOAT32, _BIG_INT = 1, 2, 3
+_encode = msgspec.msgpack.Encoder().encode
+_kept = threading.local()
 _INT32_LIST = list[Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]]
 
 
 def pack(obj: Any) -> bytes:
     """Encodes a JSON-like tree (dict, list, str, int, float, bool, None; bytes too)."""
-    tree = _packed(obj)
+    return pack_ready(_packed(obj))
+
+
+def pack_ready(tree: Any) -> bytes:
+    """`pack` for a tree whose ids and log-probabilities are already `packed_ids` and `packed_floats`."""
     try:
-        encoded = msgspec.msgpack.encode(tree)
+        encoded = _encode(tree)
     except OverflowError:
-        encoded = msgspec.msgpack.encode(_small(tree))
-    body = zstd.compress(encoded, level=_LEVEL)
+        encoded = _encode(_small(tree))
+    # Making a compressor costs more than a small record's compression; one serves a thread's records in turn.
+    compressor = getattr(_kept, "compressor", None)
+    if compressor is None:
+        compressor = _kept.compressor = zstd.ZstdCompressor(level=_LEVEL)
+    body = compressor.compress(encoded, mode=zstd.ZstdCompressor.FLUSH_FRAME)
     return _HEADER.pack(MAGIC, VERSION, zlib.crc32(body)) + body
+
+
+def packed_ids(ids: Sequence[int]) -> msgspec.msgpack.Ext:
+    """Numbers of 32 bits."""
+    return msgspec.msgpack.Ext(_INT32, _planes(np.array(ids, dtype="<i4")))
+
+
+def packed_floats(values: Sequence[float | None]) -> msgspec.msgpack.Ext:
+    """Numbers, None for a missing one. What is beyond float32 becomes infinite, which readers treat as missing."""
+    with np.errstate(over="ignore"):
+        return msgspec.msgpack.Ext(_FLOAT32, _planes(np.array(values, dtype="<f4")))
 
 
 def unpack(data: bytes) -> Any:
@@ -93,15 +118,24 @@ def _int32(values: list[Any]) -> Any:
         msgspec.convert(values, _INT32_LIST)
     except msgspec.ValidationError:
         return [_packed(item) for item in values]
-    return msgspec.msgpack.Ext(_INT32, np.array(values, dtype="<i4").tobytes())
+    return packed_ids(values)
 
 
 def _float32(values: list[Any]) -> Any:
     if not set(map(type, values)) <= {float, int, type(None)}:
         return [_packed(item) for item in values]
-    # A log-probability beyond float32 becomes infinite, which readers treat as missing.
-    with np.errstate(over="ignore"):
-        return msgspec.msgpack.Ext(_FLOAT32, np.array(values, dtype="<f4").tobytes())
+    return packed_floats(values)
+
+
+def _planes(array: npt.NDArray[Any]) -> bytes:
+    return array.view(np.uint8).reshape(-1, 4).T.tobytes()
+
+
+def _values(planes: memoryview, dtype: str) -> npt.NDArray[Any]:
+    if len(planes) % 4:
+        raise PayloadCorrupt("a payload holds a number that is cut")
+    rows = np.frombuffer(planes, dtype=np.uint8).reshape(4, len(planes) // 4)
+    return np.ascontiguousarray(rows.T).view(dtype).ravel()
 
 
 def _small(value: Any) -> Any:
@@ -117,9 +151,9 @@ def _small(value: Any) -> Any:
 
 def _unpacked(code: int, data: memoryview) -> Any:
     if code == _INT32:
-        return np.frombuffer(data, dtype="<i4").tolist()
+        return _values(data, "<i4").tolist()
     if code == _FLOAT32:
-        array = np.frombuffer(data, dtype="<f4")
+        array = _values(data, "<f4")
         values: list[float | None] = array.tolist()
         for index in np.flatnonzero(np.isnan(array)).tolist():
             values[index] = None

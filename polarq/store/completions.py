@@ -1,18 +1,19 @@
 """Captured completions of an attempt: appended while its grant is open, read back whole and in order.
 
 Each record is one element of a Redis list. Its prompt is (base, shared, new ids): the first `shared` of the prompt and
-sampled ids of the call with the id `base`, then the new ids; messages and tools likewise. So a session
-takes space for its tokens, not for the square of its turns. A base always stands earlier in the same list.
+sampled ids of the call with the id `base`, then the new ids; messages and tools likewise, and of the other fields only
+those that differ from the call `like`. So a session takes space for its tokens, not for the square of its turns. A
+base always stands earlier in the same list.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import msgspec
 from pydantic import ValidationError
@@ -21,14 +22,17 @@ from redis.asyncio import Redis
 from polarq.contracts.completion import Completion
 from polarq.errors import GrantRefused, PayloadCorrupt
 from polarq.ledger.keys import Keys
-from polarq.store.atomic import Script, ledger_errors
-from polarq.store.codec import pack, unpack
+from polarq.store.atomic import Script, ScriptLine, ledger_errors
+from polarq.store.codec import pack_ready, packed_floats, packed_ids, unpack
 from polarq.store.grants import GrantSpec, digest_of
-from polarq.store.prefixes import Ids, Prefixes, as_ids
+from polarq.store.prefixes import NO_HISTORY, History, Message, Prefixes, Prompt
+from polarq.store.token_text import text_of
 
 KEEP_S = timedelta(days=7).total_seconds()
 MAX_SESSIONS = 4096
-_SPLIT = {"prompt_ids", "messages", "tools"}
+MAX_REMEMBERED = 192 * 1024 * 1024
+"""Bytes, over all sessions: the least recently used one is forgotten beyond that."""
+_SPLIT = {"prompt_ids", "sampled_ids", "logprobs", "messages", "tools", "parent"}
 
 _APPEND = Script("""
 -- KEYS grant, completions; ARGV next_seq, keep_ms, record...
@@ -43,6 +47,24 @@ return 'ok'
 """)
 
 
+@dataclass(slots=True)
+class Draft:
+    """A call about to be recorded: a `Completion` whose long parts are already taken apart."""
+
+    seq: int
+    completion_id: str
+    fields: dict[str, Any]
+    """Every field of `Completion` that has no place of its own here (`seq` and `completion_id` too), JSON-able."""
+    prompt: Prompt
+    """As `CompletionLog.prompt` read it, with nothing recorded in between."""
+    sampled_ids: Sequence[int]
+    logprobs: Sequence[float | None]
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    parent: int | None = None
+    """None: what the prompt says."""
+
+
 class CompletionLog:
     """Writes the records of many sessions. Remembers, per session, what is stored, to store only what is new.
 
@@ -51,10 +73,11 @@ class CompletionLog:
     """
 
     def __init__(self, redis: Redis, keys: Keys, keep_s: float = KEEP_S) -> None:
-        self._redis = redis
         self._keys = keys
-        self._keep_ms = int(keep_s * 1000)
+        self._keep_ms = b"%d" % int(keep_s * 1000)
+        self._append = ScriptLine(redis, _APPEND)
         self._sessions: OrderedDict[tuple[str, int, int], _Stored] = OrderedDict()
+        self._size = 0
 
     async def append(self, completion: Completion, spec: GrantSpec, secret: str) -> None:
         """Records one call. Raises `GrantRefused` when the grant is not open, `LedgerUnavailable`."""
@@ -65,31 +88,75 @@ class CompletionLog:
 
         Fills in `parent` of a record that has none, from what the session recorded before.
         """
+        drafts = [
+            Draft(
+                seq=completion.seq,
+                completion_id=completion.completion_id,
+                fields=completion.model_dump(mode="json", exclude=_SPLIT),
+                prompt=self.prompt(spec, text := text_of(completion.prompt_ids), 0, len(text)),
+                sampled_ids=completion.sampled_ids,
+                logprobs=completion.logprobs,
+                messages=completion.messages,
+                tools=completion.tools,
+                parent=completion.parent,
+            )
+            for completion in completions
+        ]
+        await self.write(drafts, spec, secret)
+
+    def prompt(self, spec: GrantSpec, data: bytes, begin: int, end: int) -> Prompt:
+        """Reads the prompt's ids in `data[begin:end]`, JSON without its brackets. Raises `NotIds`."""
+        return self._stored(spec).prefixes.read(data, begin, end)
+
+    async def write(self, drafts: Sequence[Draft], spec: GrantSpec, secret: str) -> None:
+        """Records calls in one step: all or none. Raises `GrantRefused` when the grant is not open,
+        `LedgerUnavailable`."""
         stored = self._stored(spec)
-        entries = [_Entry.of(completion) for completion in completions]
-        records = [pack(stored.record(entry)) for entry in entries]
-        answer = await _APPEND.run(
-            self._redis,
+        written = [stored.record(draft) for draft in drafts]
+        next_seq = max(draft.seq for draft in drafts) + 1
+        answer = await self._append.run(
             [self._keys.grant(digest_of(secret)), self._keys.completions(spec.rollout_id, spec.attempt, spec.token)],
-            [max(completion.seq for completion in completions) + 1, self._keep_ms, *records],
+            [b"%d" % next_seq, self._keep_ms, *(record for record, _ in written)],
         )
         if answer != b"ok":
             self.forget(spec)
             raise GrantRefused("this session is closed" if answer == b"closed" else "this session has expired")
-        for entry in entries:
-            stored.add(entry)
+        for draft, (_, history) in zip(drafts, written, strict=True):
+            stored.add(draft, history)
+        self._weigh(spec, stored)
 
     def forget(self, spec: GrantSpec) -> None:
         """Frees what is remembered of a session."""
-        self._sessions.pop((spec.rollout_id, spec.attempt, spec.token), None)
+        stored = self._sessions.pop(_name(spec), None)
+        if stored is not None:
+            self._size -= stored.size
 
     def _stored(self, spec: GrantSpec) -> _Stored:
-        key = (spec.rollout_id, spec.attempt, spec.token)
-        stored = self._sessions.setdefault(key, _Stored())
-        self._sessions.move_to_end(key)
+        name = _name(spec)
+        stored = self._sessions.get(name)
+        if stored is None:
+            stored = self._sessions[name] = _Stored()
+        self._sessions.move_to_end(name)
         while len(self._sessions) > MAX_SESSIONS:
-            self._sessions.popitem(last=False)
+            self._drop_oldest()
         return stored
+
+    def _weigh(self, spec: GrantSpec, stored: _Stored) -> None:
+        if self._sessions.get(_name(spec)) is not stored:
+            return  # it was forgotten meanwhile
+        size = stored.prefixes.size
+        self._size += size - stored.size
+        stored.size = size
+        while self._size > MAX_REMEMBERED and len(self._sessions) > 1:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, stored = self._sessions.popitem(last=False)
+        self._size -= stored.size
+
+
+def _name(spec: GrantSpec) -> tuple[str, int, int]:
+    return spec.rollout_id, spec.attempt, spec.token
 
 
 async def read_completions(redis: Redis, keys: Keys, rollout_id: str, attempt: int, token: int) -> list[Completion]:
@@ -100,10 +167,13 @@ async def read_completions(redis: Redis, keys: Keys, rollout_id: str, attempt: i
     with ledger_errors():
         records = cast("list[bytes]", await redis.lrange(keys.completions(rollout_id, attempt, token), 0, -1))
     found: dict[str, Completion] = {}
+    fields: dict[str, Mapping[str, Any]] = {}
     for record in records:
-        completion = _whole(unpack(record), found)
+        completion, own = _whole(unpack(record), found, fields)
         # Redis may have taken a record whose confirmation was lost, so that it was sent again.
-        found.setdefault(completion.completion_id, completion)
+        if completion.completion_id not in found:
+            found[completion.completion_id] = completion
+            fields[completion.completion_id] = own
     return _numbered(list(found.values()))
 
 
@@ -126,84 +196,90 @@ def _numbered(completions: list[Completion]) -> list[Completion]:
     return [ordered[seq] for seq in sorted(ordered)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A completion and what is compared of it."""
-
-    completion: Completion
-    prompt: Ids
-    sampled: Ids
-    messages: list[bytes]
-    tools: bytes | None
-
-    @classmethod
-    def of(cls, completion: Completion) -> Self:
-        return cls(
-            completion,
-            as_ids(completion.prompt_ids),
-            as_ids(completion.sampled_ids),
-            [_digest(message) for message in completion.messages],
-            _digest(completion.tools) if completion.tools else None,
-        )
-
-
+@dataclass(slots=True)
 class _Stored:
     """What the records of one session already hold."""
 
-    def __init__(self) -> None:
-        self._prefixes = Prefixes()
-        self._tools: dict[bytes, str] = {}
+    prefixes: Prefixes = field(default_factory=Prefixes)
+    tools: dict[bytes, str] = field(default_factory=dict)
+    last: tuple[str, dict[str, Any]] | None = None
+    """The call that was stored last: its id and its fields."""
+    size: int = 0
 
-    def record(self, entry: _Entry) -> dict[str, Any]:
-        completion = entry.completion
-        ids = self._prefixes.shared_ids(entry.prompt)
-        messages = self._prefixes.shared_messages(entry.messages)
-        tools_base = self._tools.get(entry.tools) if entry.tools else None
-        fields = completion.model_dump(mode="json", exclude=_SPLIT)
-        if completion.parent is None:
-            fields["parent"] = self._prefixes.parent(entry.prompt)
-        return {
-            "completion": fields,
-            "prompt": {"base": ids.base, "shared": ids.length, "new_ids": completion.prompt_ids[ids.length :]},
-            "messages": {
-                "base": messages.base,
-                "shared": messages.length,
-                "new": completion.messages[messages.length :],
-            },
-            "tools": {"base": tools_base, "new": completion.tools if tools_base is None else None},
-        }
-
-    def add(self, entry: _Entry) -> None:
-        call = entry.completion.completion_id
-        self._prefixes.add(call, entry.completion.seq, entry.prompt, entry.sampled, entry.messages)
-        if entry.tools is not None:
-            self._tools.setdefault(entry.tools, call)
-
-
-def _digest(value: Any) -> bytes:
-    return hashlib.blake2b(msgspec.json.encode(value), digest_size=16).digest()
-
-
-def _whole(record: Any, earlier: dict[str, Completion]) -> Completion:
-    try:
-        prompt, messages, tools = record["prompt"], record["messages"], record["tools"]
-        prompt_ids, old_messages, old_tools = [], [], None
-        if prompt["base"] is not None:
-            base = earlier[prompt["base"]]
-            prompt_ids = (base.prompt_ids + base.sampled_ids)[: prompt["shared"]]
-        if messages["base"] is not None:
-            old_messages = earlier[messages["base"]].messages[: messages["shared"]]
-        if tools["base"] is not None:
-            old_tools = earlier[tools["base"]].tools
-        return Completion.model_validate(
+    def record(self, draft: Draft) -> tuple[bytes, History]:
+        """Its bytes, and its messages as they will be remembered once it is stored."""
+        prompt = draft.prompt
+        branch, shared = self.prefixes.shared_messages(draft.messages)
+        tools_base = self.tools.get(_tools_of(draft)) if draft.tools else None
+        like, known = self.last if self.last is not None else (None, {})
+        fields = {name: value for name, value in draft.fields.items() if not _same(value, known.get(name, _No))}
+        record = pack_ready(
             {
-                **record["completion"],
-                "prompt_ids": [*prompt_ids, *prompt["new_ids"]],
-                "messages": [*old_messages, *messages["new"]],
-                "tools": tools["new"] if tools["base"] is None else old_tools,
+                "like": like,
+                "fields": fields,
+                "parent": prompt.parent if draft.parent is None else draft.parent,
+                "prompt": [prompt.shared.base, prompt.shared.length, packed_ids(prompt.new_ids)],
+                "sampled": packed_ids(draft.sampled_ids),
+                "logprobs": packed_floats(draft.logprobs),
+                "messages": [branch.call if branch is not None else None, shared, draft.messages[shared:]],
+                "tools": [tools_base, draft.tools if tools_base is None else None],
+            }
+        )
+        return record, (branch.history if branch is not None else NO_HISTORY).with_new(shared, draft.messages)
+
+    def add(self, draft: Draft, history: History) -> None:
+        call = draft.completion_id
+        self.prefixes.add(call, draft.seq, draft.prompt, draft.sampled_ids, history)
+        if draft.tools:
+            self.tools.setdefault(_tools_of(draft), call)
+        self.last = call, draft.fields
+
+
+class _No:
+    """Equal to no value of a field."""
+
+
+def _tools_of(draft: Draft) -> bytes:
+    return hashlib.sha256(msgspec.json.encode(draft.tools)).digest()
+
+
+def _same(value: Any, other: Any) -> bool:
+    """As JSON: Python calls 1, 1.0 and True equal."""
+    if type(value) is not type(other) or value != other:
+        return False
+    return value is None or isinstance(value, (str, int, float)) or repr(value) == repr(other)
+
+
+def _whole(
+    record: Any, earlier: Mapping[str, Completion], fields: Mapping[str, Mapping[str, Any]]
+) -> tuple[Completion, Mapping[str, Any]]:
+    """The call and its fields, as a later record's `like` means them."""
+    try:
+        (prompt_base, shared, prompt_ids), (message_base, old, messages) = record["prompt"], record["messages"]
+        tools_base, tools = record["tools"]
+        own = record["fields"]
+        if record["like"] is not None:
+            own = {**fields[record["like"]], **own}
+        if prompt_base is not None:
+            base = earlier[prompt_base]
+            prompt_ids = (base.prompt_ids + base.sampled_ids)[:shared] + prompt_ids
+        if message_base is not None:
+            messages = earlier[message_base].messages[:old] + messages
+        if tools_base is not None:
+            tools = earlier[tools_base].tools
+        completion = Completion.model_validate(
+            {
+                **own,
+                "parent": record["parent"],
+                "prompt_ids": prompt_ids,
+                "sampled_ids": record["sampled"],
+                "logprobs": record["logprobs"],
+                "messages": messages,
+                "tools": tools,
             }
         )
     except ValidationError as exc:
         raise PayloadCorrupt(f"a captured call is not valid: {exc.errors()[0]['msg']}") from exc
-    except (KeyError, TypeError) as exc:
+    except (KeyError, TypeError, ValueError) as exc:
         raise PayloadCorrupt(f"a captured call is incomplete: {exc!r}") from exc
+    return completion, own

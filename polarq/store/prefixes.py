@@ -1,20 +1,27 @@
 """Which earlier call a prompt continues, and how much of it is already stored.
 
-A session's calls mostly extend each other. Each distinct branch is kept once, as one line of token ids with marks
-where its calls ended, so that a linear session holds a single line however many turns it has.
+A session's calls mostly extend each other. Each distinct branch is kept once, as one line of token ids (their text)
+with marks where its calls ended, so that a linear session holds a single line however many turns it has, and a turn
+costs the reading of its new ids and one comparison of bytes.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import msgspec
 
-Ids = npt.NDArray[np.int64]
+from polarq.store.token_text import Border, Line, NotIds, ids_of, text_of
 
-MAX_LINES = 16
+MAX_BRANCHES = 16
+
+_encode = msgspec.msgpack.Encoder().encode
+
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,76 +32,161 @@ class Shared:
     length: int = 0
 
 
-@dataclass(slots=True)
-class _Line:
+@dataclass(frozen=True, slots=True, eq=False)
+class History:
+    """Messages that are stored."""
+
+    messages: list[Message] = field(default_factory=list)
+    plain: bool = True
+    """They hold no numbers and truth values, which Python calls equal across types (1, 1.0, True)."""
+    size: int = 0
+    """Bytes, roughly."""
+
+    def common(self, messages: list[Message]) -> int:
+        """How many messages at the beginning are the same."""
+        ours = self.messages
+        if self.plain and len(messages) >= len(ours) and messages[: len(ours)] == ours:
+            return len(ours)
+        length = 0
+        for mine, other in zip(ours, messages, strict=False):
+            if mine != other or _encoded(mine) != _encoded(other):
+                break
+            length += 1
+        return length
+
+    def with_new(self, length: int, messages: list[Message]) -> History:
+        """`messages`, of which the first `length` are stored here."""
+        old, new = self.messages[:length], messages[length:]
+        whole = length == len(self.messages)
+        size = self.size if whole else sum(len(_encoded(message)) for message in old)
+        plain = (self.plain or all(map(_plain, old))) and all(map(_plain, new))
+        return History([*old, *new], plain, size + sum(len(_encoded(message)) for message in new))
+
+
+NO_HISTORY = History()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """A call that no stored call extends, or the longest of those that extend each other."""
+
     call: str
     """Id of the call whose prompt and sampled ids these are."""
-    ids: Ids
+    line: Line
     marks: list[tuple[int, int]]
-    """(length, seq): the first `length` ids are the prompt and the sampled ids of call `seq`."""
-    messages: list[bytes] = field(default_factory=list)
-    """A digest per message of the same call."""
+    """(length in bytes, seq), growing: up to there the ids are the prompt and the sampled ids of call `seq`."""
+    history: History
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's ids: what an earlier call has of them, and what is new."""
+
+    line: Line
+    shared: Shared
+    new_ids: list[int]
+    parent: int | None
+    """seq of the call whose prompt and sampled ids this prompt extends; the longest, if there are several."""
+    canonical: bool = True
+    """The text that was given is the canonical one."""
+    found: tuple[tuple[Branch, Border], ...] = ()
+    """Up to where each branch that was stored has them."""
+
+    @property
+    def count(self) -> int:
+        return self.shared.length + len(self.new_ids)
+
+
+NO_PROMPT = Prompt(Line(), Shared(), [], None)
 
 
 class Prefixes:
-    """The branches of one attempt, at most `MAX_LINES` of them, the least recently extended forgotten first."""
+    """The branches of one attempt, at most `MAX_BRANCHES` of them, the least recently extended forgotten first."""
 
     def __init__(self) -> None:
-        self._lines: list[_Line] = []
+        self._branches: list[Branch] = []
 
-    def parent(self, prompt: Ids) -> int | None:
-        """seq of the call whose prompt and sampled ids this prompt extends; the longest, if there are several."""
-        best = (0, -1)
-        for line in self._lines:
-            best = max([best, *_within(line.marks, _common(line.ids, prompt))])
-        return best[1] if best[0] else None
+    @property
+    def size(self) -> int:
+        """Bytes that are remembered, roughly."""
+        return sum(branch.line.length + branch.history.size for branch in self._branches)
 
-    def shared_ids(self, prompt: Ids) -> Shared:
-        """The stored call whose prompt and sampled ids have the longest common beginning with this prompt."""
-        best = Shared()
-        for line in self._lines:
-            length = _common(line.ids, prompt)
-            if length > best.length:
-                best = Shared(line.call, length)
+    def read(self, data: bytes, begin: int, end: int, *, canonical: bool = True) -> Prompt:
+        """Reads the prompt in `data[begin:end]`, JSON without its brackets. Raises `NotIds`."""
+        found = tuple((branch, branch.line.common(data, begin, end)) for branch in self._branches)
+        base, border = max(found, key=_length, default=(None, Border(0, 0, 0)))
+        marks = [mark for branch, at in found for mark in _within(branch.marks, at.length)[-1:]]
+        new_text = data[begin + border.length : end]
+        if border.length and new_text:
+            new_text = new_text[1:]
+            if not new_text:
+                raise NotIds("a comma follows the last id")
+        new_ids = ids_of(new_text)
+        plain_text = text_of(new_ids)
+        known = base.line.before(border) if base is not None and border.length else Line()
+        if plain_text != new_text:
+            text = known.plus(plain_text, len(new_ids)).text
+            return self.read(text, 0, len(text), canonical=False)
+        shared = Shared(base.call, known.count) if base is not None and border.length else Shared()
+        parent = max(marks)[1] if marks else None
+        return Prompt(known.plus(new_text, len(new_ids)), shared, new_ids, parent, canonical, found)
+
+    def shared_messages(self, messages: list[Message]) -> tuple[Branch | None, int]:
+        """The branch whose messages have the longest common beginning with these, and its length."""
+        best: tuple[Branch | None, int] = (None, 0)
+        for branch in self._branches:
+            length = branch.history.common(messages)
+            if length > best[1]:
+                best = (branch, length)
         return best
 
-    def shared_messages(self, digests: Sequence[bytes]) -> Shared:
-        """The stored call whose messages have the longest common beginning with these."""
-        best = Shared()
-        for line in self._lines:
-            length = 0
-            for ours, theirs in zip(digests, line.messages, strict=False):
-                if ours != theirs:
-                    break
-                length += 1
-            if length > best.length:
-                best = Shared(line.call, length)
-        return best
-
-    def add(self, call: str, seq: int, prompt: Ids, sampled: Ids, digests: Sequence[bytes]) -> None:
+    def add(self, call: str, seq: int, prompt: Prompt, sampled_ids: Sequence[int], history: History) -> None:
         """The call is stored: later ones may refer to it."""
-        ids = np.concatenate((prompt, sampled))
-        marks: list[tuple[int, int]] = []
-        for line in list(self._lines):
-            length = _common(line.ids, ids)
-            marks = max(marks, _within(line.marks, length), key=len)
-            if length == len(line.ids):
-                self._lines.remove(line)
-        if len(sampled):
-            marks = [*marks, (len(ids), seq)]
-        self._lines.append(_Line(call, ids, marks, list(digests)))
-        del self._lines[:-MAX_LINES]
+        sampled = text_of(sampled_ids)
+        line = prompt.line.plus(sampled, len(sampled_ids))
+        known = dict(prompt.found)
+        marks: set[tuple[int, int]] = set()
+        left = []
+        for branch in self._branches:
+            border = known.get(branch)
+            if border is None:  # it came while this call was being written
+                text = line.text
+                border = branch.line.common(text, 0, len(text))
+            elif border.length == prompt.line.length and sampled:
+                text = b"," + sampled if border.length else sampled
+                border = branch.line.common(text, 0, len(text), since=border)
+            marks.update(_within(branch.marks, border.length))
+            if border.length < branch.line.length:
+                left.append(branch)
+        if sampled:
+            marks.add((line.length, seq))
+        self._branches = [*left, Branch(call, line, sorted(marks), history)][-MAX_BRANCHES:]
 
 
-def as_ids(ids: Sequence[int]) -> Ids:
-    return np.array(ids, dtype=np.int64)
-
-
-def _common(first: Ids, second: Ids) -> int:
-    length = min(len(first), len(second))
-    different = first[:length] != second[:length]
-    return int(different.argmax()) if different.any() else length
+def _length(found: tuple[Branch, Border]) -> int:
+    return found[1].length
 
 
 def _within(marks: list[tuple[int, int]], length: int) -> list[tuple[int, int]]:
-    return [mark for mark in marks if mark[0] <= length]
+    return marks[: bisect_right(marks, length, key=itemgetter(0))]
+
+
+def _plain(message: Message) -> bool:
+    left: list[Any] = [message]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        elif value is not None and not isinstance(value, str):
+            return False
+    return True
+
+
+def _encoded(value: Any) -> bytes:
+    """Bytes that differ whenever two JSON values do."""
+    try:
+        return _encode(value)
+    except OverflowError:  # an integer beyond 64 bits
+        return repr(value).encode("utf-8", "surrogatepass")

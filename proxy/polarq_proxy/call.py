@@ -6,6 +6,7 @@ dialect parses into this and renders from it; every engine sends this and parses
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +45,7 @@ class ChoiceDelta:
     delta: dict[str, Any] = field(default_factory=dict)
     """Part of the assistant message, as chat streams write it."""
     ids: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    logprobs: Sequence[Any] | None = None
     """Entries as the engine gave them, one per id: {token, logprob, bytes, top_logprobs}."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -56,7 +57,7 @@ class Piece:
     """One event of an engine's stream. `done` is the engine's own end mark."""
 
     choices: list[ChoiceDelta] = field(default_factory=list)
-    prompt_ids: list[Any] | None = None
+    prompt_ids: Sequence[Any] | None = None
     usage: Usage | None = None
     model: str | None = None
     done: bool = False
@@ -70,7 +71,7 @@ class Choice:
     message: dict[str, Any] = field(default_factory=dict)
     ids: list[Any] | None = None
     """As given; None when the engine gave none. Checked by the recorder."""
-    logprobs: list[Any] | None = None
+    logprobs: Sequence[Any] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     weight_versions: list[VersionSpan] | None = None
@@ -81,7 +82,7 @@ class Answer:
     """What an engine sampled for one call."""
 
     choices: list[Choice] = field(default_factory=list)
-    prompt_ids: list[Any] | None = None
+    prompt_ids: Sequence[Any] | None = None
     usage: Usage | None = None
     model: str = ""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from polarq_proxy.call import Answer, Choice, ChoiceDelta, Piece
+from polarq_proxy.tokens import joined_entries
 
 _TEXTS = frozenset({"content", "reasoning_content", "refusal"})
 
@@ -53,6 +55,7 @@ class _Growing:
     def __init__(self, index: int) -> None:
         self.choice = Choice(index)
         self.said = False
+        self._logprobs: list[Sequence[Any]] = []
         self._texts: dict[str, list[str]] = {}
         self._calls: dict[int, _GrowingCall] = {}
         self._other: dict[str, Any] = {}
@@ -62,9 +65,7 @@ class _Growing:
         if change.ids is not None:
             choice.ids = list(change.ids) if choice.ids is None else _extended(choice.ids, change.ids)
         if change.logprobs is not None:
-            choice.logprobs = (
-                list(change.logprobs) if choice.logprobs is None else _extended(choice.logprobs, change.logprobs)
-            )
+            self._logprobs.append(change.logprobs)
         if change.finish_reason is not None:
             choice.finish_reason = change.finish_reason
         if change.stop_reason is not None:
@@ -97,6 +98,9 @@ class _Growing:
             message["content"] = None  # as in an answer that comes whole, where thinking or a call is all there is
         message.update(self._other)
         self.choice.message = message
+        if self._logprobs:
+            self._logprobs = [joined_entries(self._logprobs)]
+            self.choice.logprobs = self._logprobs[0]
         return self.choice
 
 

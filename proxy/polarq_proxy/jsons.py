@@ -7,16 +7,34 @@ halves of surrogate pairs. Both are read here, and neither is ever written: what
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
 
-_decoder = msgspec.json.Decoder()
-_encoder = msgspec.json.Encoder()
-
 
 class NotJson(ValueError):
     """The bytes are not JSON."""
+
+
+class InJson(ABC):
+    """Something that is JSON already."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def as_json(self) -> bytes | memoryview:
+        """Strict JSON in UTF-8."""
+
+
+def _as_json(value: object) -> msgspec.Raw:
+    if not isinstance(value, InJson):
+        raise TypeError(f"{type(value).__name__} is no JSON")
+    return msgspec.Raw(value.as_json())
+
+
+_decoder = msgspec.json.Decoder()
+_encoder = msgspec.json.Encoder(enc_hook=_as_json)
 
 
 def decode(data: bytes | bytearray) -> Any:

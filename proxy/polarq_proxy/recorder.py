@@ -22,17 +22,20 @@ import msgspec
 import numpy as np
 from redis.asyncio import Redis
 
-from polarq.contracts.completion import Completion, CompletionLabel, Usage, VersionSpan
+from polarq.contracts.completion import CompletionLabel, Usage, VersionSpan
 from polarq.errors import GrantRefused, LedgerUnavailable
 from polarq.ledger.keys import Keys
-from polarq.store.completions import CompletionLog
+from polarq.store.completions import CompletionLog, Draft
 from polarq.store.grants import note_fault, note_replay
+from polarq.store.prefixes import NO_PROMPT, Prompt
+from polarq.store.token_text import NotIds, text_of
 from polarq_proxy.call import Answer, Choice, ModelCall
 from polarq_proxy.counters import Counters
 from polarq_proxy.endpoints import Endpoint
 from polarq_proxy.exact.context import Plan
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.grants import Session
+from polarq_proxy.tokens import LogprobEntries, PromptIds, prompt_text
 from polarq_proxy.versions import UNREAD
 
 log = logging.getLogger("polarq.proxy")
@@ -139,11 +142,11 @@ class Recorder:
             task.exception()
 
     async def _append(self, capture: Capture, answer: Answer, broken: str | None) -> None:
-        completions = completions_of(capture, answer, broken)
         session = capture.session
+        drafts = drafts_of(capture, answer, broken, self._prompt(capture, answer))
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
-                await self._completions.extend(completions, session.spec, session.secret)
+                await self._completions.write(drafts, session.spec, session.secret)
         except GrantRefused as exc:
             session.stale()
             raise CallFault(FaultKind.NO_SESSION, f"{exc}; nothing more will be answered here") from exc
@@ -151,13 +154,25 @@ class Recorder:
             text = f"the call could not be recorded, so it is not answered: {exc or 'Redis takes too long'}"
             raise CallFault(FaultKind.STORE_DOWN, text) from exc
         counters = self._counters
-        counters.calls += len(completions)
-        counters.sampled_tokens += sum(len(completion.sampled_ids) for completion in completions)
-        counters.prompt_tokens += len(completions[0].prompt_ids)
-        for completion in completions:
-            if completion.label is CompletionLabel.SIDE:
-                counters.side[completion.side_kind or "other"] += 1
-        counters.untrainable += sum(completion.untrainable is not None for completion in completions)
+        counters.calls += len(drafts)
+        counters.sampled_tokens += sum(len(draft.sampled_ids) for draft in drafts)
+        counters.prompt_tokens += drafts[0].prompt.count
+        if capture.label is CompletionLabel.SIDE and broken is None:
+            counters.side[capture.side_kind or "other"] += len(drafts)
+        counters.untrainable += sum(draft.fields["untrainable"] is not None for draft in drafts)
+
+    def _prompt(self, capture: Capture, answer: Answer) -> Prompt | None:
+        """The answer's prompt ids as the session's record knows them; None when these are not all token ids."""
+        given = answer.prompt_ids
+        if given is None:
+            return None
+        try:
+            prompt = self._completions.prompt(capture.session.spec, *prompt_text(given))
+        except NotIds:
+            return None
+        if isinstance(given, PromptIds):
+            given.prove(prompt)
+        return prompt
 
     async def _append_broken(self, capture: Capture, answer: Answer, reason: str) -> None:
         self._counters.aborted += 1
@@ -179,77 +194,82 @@ class Recorder:
             log.warning("rollout %s: a replay is not noted: %s", session.spec.rollout_id, exc)
 
 
-def completions_of(capture: Capture, answer: Answer, broken: str | None) -> list[Completion]:
-    """One completion per choice, in order of their index; `broken` says why the answer has no end."""
-    endpoint, call = capture.endpoint, capture.call
-    engine = endpoint.engine if endpoint is not None else None
+def drafts_of(capture: Capture, answer: Answer, broken: str | None, prompt: Prompt | None) -> list[Draft]:
+    """One record per choice, in order of their index; `broken` says why the answer has no end."""
+    call, engine = capture.call, capture.endpoint.engine if capture.endpoint is not None else None
     choices = answer.choices or [Choice(0)]
-    prompt_ids = _ids(answer.prompt_ids)
     total = sum(len(choice.ids or ()) for choice in choices)
-    shared = broken or capture.doubt or _shared_doubt(capture, answer, prompt_ids, total)
+    shared = broken or capture.doubt or _shared_doubt(capture, answer, prompt, total)
     if shared is None and engine is not None:
         shared = engine.untrainable(capture.body)
-    now = datetime.now(UTC)
-    completions = []
+    common = _common_fields(capture, answer, broken)
+    drafts = []
     for place, choice in enumerate(choices):
         ids = _ids(choice.ids)
         logprobs, bad = _logprobs(choice.logprobs)
         spans, odd = _spans(capture, choice, len(ids or ()))
-        completions.append(
-            Completion(
-                rollout_id=capture.session.spec.rollout_id,
-                attempt=capture.session.spec.attempt,
-                seq=capture.first_seq + place,
-                completion_id=capture.completion_id if place == 0 else f"{capture.completion_id}-{place}",
-                requested_at=capture.requested_at,
-                answered_at=now,
-                latency_s=time.monotonic() - capture.started,
-                dialect=capture.dialect,
-                path=capture.path,
-                request_digest=capture.request_digest,
-                streamed=call.stream,
-                messages=call.messages,
-                tools=call.tools,
-                reply=choice.message,
-                prompt_ids=prompt_ids or [],
-                sampled_ids=ids or [],
-                logprobs=logprobs,
-                finish_reason=choice.finish_reason,
-                stop_reason=choice.stop_reason,
-                sampling=engine.sampling(capture.body) if engine is not None else {},
-                logprobs_mode=engine.logprobs_mode(capture.body) if engine is not None else "unknown",
-                grammar=engine.grammar(capture.body) if engine is not None else None,
-                weight_versions=spans,
-                usage=_usage(answer.usage, ids, len(choices), total),
-                engine=engine.name if engine is not None else "",
-                model_served=answer.model or capture.model_asked,
-                model_requested=call.model,
-                retry_of=capture.retry_of,
-                exact=capture.exact_ids is not None,
-                exact_missed=capture.exact_missed,
-                overridden=capture.overridden,
-                label=capture.label if broken is None else CompletionLabel.ABORTED,
-                side_kind=capture.side_kind,
-                incomplete=broken is not None,
-                untrainable=shared or _doubt(choice, ids, logprobs) or bad or odd,
-            )
+        seq = capture.first_seq + place
+        completion_id = capture.completion_id if place == 0 else f"{capture.completion_id}-{place}"
+        fields = {
+            **common,
+            "seq": seq,
+            "completion_id": completion_id,
+            "reply": choice.message,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "weight_versions": [{"version": span.version, "start": span.start, "end": span.end} for span in spans],
+            "usage": _usage(answer.usage, ids, len(choices), total),
+            "untrainable": shared or _doubt(choice, ids, logprobs) or bad or odd,
+        }
+        drafts.append(
+            Draft(seq, completion_id, fields, prompt or NO_PROMPT, ids or [], logprobs, call.messages, call.tools)
         )
-    return completions
+    return drafts
 
 
-def _shared_doubt(capture: Capture, answer: Answer, prompt_ids: list[int] | None, total: int) -> str | None:
+def _common_fields(capture: Capture, answer: Answer, broken: str | None) -> dict[str, Any]:
+    """What all choices of an answer have in common; with the rest, every field of `Completion` that `Draft` has not."""
+    engine = capture.endpoint.engine if capture.endpoint is not None else None
+    return {
+        "schema_version": 1,
+        "rollout_id": capture.session.spec.rollout_id,
+        "attempt": capture.session.spec.attempt,
+        "retry_of": capture.retry_of,
+        "requested_at": capture.requested_at.isoformat(),
+        "answered_at": datetime.now(UTC).isoformat(),
+        "latency_s": time.monotonic() - capture.started,
+        "dialect": capture.dialect,
+        "path": capture.path,
+        "request_digest": capture.request_digest,
+        "streamed": capture.call.stream,
+        "sampling": engine.sampling(capture.body) if engine is not None else {},
+        "logprobs_mode": engine.logprobs_mode(capture.body) if engine is not None else "unknown",
+        "grammar": engine.grammar(capture.body) if engine is not None else None,
+        "engine": engine.name if engine is not None else "",
+        "model_served": answer.model or capture.model_asked,
+        "model_requested": capture.call.model,
+        "exact": capture.exact_ids is not None,
+        "exact_missed": capture.exact_missed,
+        "overridden": capture.overridden,
+        "label": str(capture.label if broken is None else CompletionLabel.ABORTED),
+        "side_kind": capture.side_kind,
+        "incomplete": broken is not None,
+    }
+
+
+def _shared_doubt(capture: Capture, answer: Answer, prompt: Prompt | None, total: int) -> str | None:
     """What is wrong with the answer as a whole."""
     usage = answer.usage
     if answer.model and capture.model_asked and answer.model != capture.model_asked:
         return f"asked for model '{capture.model_asked}', answered by '{answer.model}'"
-    if prompt_ids is None:
+    if prompt is None:
         return "the engine gave no prompt ids"
-    if capture.exact_ids is not None and prompt_ids != capture.exact_ids:
+    if capture.exact_ids is not None and prompt.line.text != text_of(capture.exact_ids):
         return "the engine conditioned on other ids than the ones it was sent"
     if usage is None or usage.completion_tokens is None or usage.prompt_tokens is None:
         return "the engine gave no usage, so that the ids cannot be counted"
-    if len(prompt_ids) != usage.prompt_tokens:
-        return f"{len(prompt_ids)} prompt ids, but usage says {usage.prompt_tokens}"
+    if prompt.count != usage.prompt_tokens:
+        return f"{prompt.count} prompt ids, but usage says {usage.prompt_tokens}"
     if all(choice.ids is not None for choice in answer.choices) and total != usage.completion_tokens:
         return f"{total} sampled ids, but usage says {usage.completion_tokens}"
     return None
@@ -276,9 +296,9 @@ def _ids(values: list[Any] | None) -> list[int] | None:
         return None
 
 
-def _logprobs(entries: list[Any] | None) -> tuple[list[float | None], str | None]:
+def _logprobs(entries: Sequence[Any] | None) -> tuple[Sequence[float | None], str | None]:
     """The values, None where there is no number to believe, and the first such place in words."""
-    plain = _all_good(entries or [])
+    plain = _all_good(entries or ())
     if plain is not None:
         return plain, None
     values: list[float | None] = []
@@ -293,10 +313,13 @@ def _logprobs(entries: list[Any] | None) -> tuple[list[float | None], str | None
     return values, reason
 
 
-def _all_good(entries: list[Any]) -> list[float | None] | None:
+def _all_good(entries: Sequence[Any]) -> Sequence[float | None] | None:
     """The values at once, if there is nothing wrong with any of them."""
+    values: Sequence[float | None]
+    if isinstance(entries, LogprobEntries):
+        return None if MISSING_LOGPROB in entries.numbers else entries.numbers
     try:
-        values: list[float | None] = msgspec.convert([entry["logprob"] for entry in entries], _FLOATS)
+        values = msgspec.convert([entry["logprob"] for entry in entries], _FLOATS)
     except (msgspec.ValidationError, TypeError, KeyError):
         return None
     array = np.array(values, dtype=np.float64)
@@ -338,11 +361,11 @@ def _spans(capture: Capture, choice: Choice, length: int) -> tuple[list[VersionS
     return choice.weight_versions, odd
 
 
-def _usage(usage: Usage | None, ids: list[int] | None, choices: int, total: int) -> Usage:
+def _usage(usage: Usage | None, ids: list[int] | None, choices: int, total: int) -> dict[str, int | None]:
     if usage is None:
-        return Usage()
-    if choices == 1:
-        return usage
-    # The engine counts all choices together; each is given its own share only where the sum is proven.
-    own = len(ids) if ids is not None and total == usage.completion_tokens else None
-    return usage.model_copy(update={"completion_tokens": own})
+        return {"prompt_tokens": None, "completion_tokens": None, "cached_tokens": None}
+    own = usage.completion_tokens
+    if choices > 1:
+        # The engine counts all choices together; each is given its own share only where the sum is proven.
+        own = len(ids) if ids is not None and total == usage.completion_tokens else None
+    return {"prompt_tokens": usage.prompt_tokens, "completion_tokens": own, "cached_tokens": usage.cached_tokens}

@@ -206,7 +206,7 @@ def _candidate(call: ModelCall, choice: Choice, parts: list[Part]) -> dict[str, 
     return shown
 
 
-def _logprobs(entries: list[Any]) -> dict[str, Any]:
+def _logprobs(entries: Sequence[Any]) -> dict[str, Any]:
     good = [entry for entry in entries if isinstance(entry, dict)]
     top = [[other for other in entry.get("top_logprobs") or () if isinstance(other, dict)] for entry in good]
     return {

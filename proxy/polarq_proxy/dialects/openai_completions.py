@@ -84,7 +84,7 @@ class _TextStream(StreamWriter):
         self._head = head
         self._model = call.model
         self._offsets: dict[int, _Offset] = {}
-        self._prompt_ids: list[Any] | None = None
+        self._prompt_ids: Sequence[Any] | None = None
 
     def piece(self, piece: Piece) -> bytes:
         self._model = self._model or piece.model or ""
@@ -190,7 +190,7 @@ def _whole_choice(call: ModelCall, choice: Choice, answer: Answer) -> dict[str, 
     return shown
 
 
-def _logprobs(entries: list[Any], offset: _Offset) -> dict[str, Any]:
+def _logprobs(entries: Sequence[Any], offset: _Offset) -> dict[str, Any]:
     """Entries as four lists side by side; offsets count the tokens' own spelling."""
     lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for item in entries:

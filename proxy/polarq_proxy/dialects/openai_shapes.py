@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from polarq.contracts.completion import Usage
 from polarq_proxy.dialects.base import NativeRequest, ServedModel
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.jsons import NotJson, decode
+from polarq_proxy.tokens import LogprobEntries
 
 MAX_CHOICES = 64
 MAX_TOP_LOGPROBS = 20
@@ -54,8 +56,10 @@ def model_of(body: dict[str, Any]) -> str:
     return model if isinstance(model, str) else ""
 
 
-def strict(entries: list[Any]) -> list[Any]:
+def strict(entries: Sequence[Any]) -> Sequence[Any]:
     """Log-probability entries as strict JSON can hold them."""
+    if isinstance(entries, LogprobEntries):
+        return entries  # their numbers are finite: they go out as they came
     return [_strict_entry(entry) if isinstance(entry, dict) else entry for entry in entries]
 
 

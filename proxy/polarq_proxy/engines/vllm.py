@@ -11,9 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import msgspec
+
 from polarq.contracts.completion import Usage, VersionSpan
 from polarq_proxy.call import Answer, Choice, ChoiceDelta, ModelCall, Piece
 from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest
+from polarq_proxy.engines.vllm_answers import entries_of, read_chat
 from polarq_proxy.engines.vllm_completions import (
     completion_rendering,
     completion_request,
@@ -113,6 +116,9 @@ class VllmEngine(Engine):
         return "beam search: the log-probabilities are not those of a sample" if body.get("use_beam_search") else None
 
     def read(self, data: bytes) -> Answer:
+        found = _usual_answer(data)
+        if found is not None:
+            return found
         tree = _tree(data)
         if isinstance(tree.get("error"), dict):
             raise self._fault(_status_of(tree["error"]), {}, tree)
@@ -127,6 +133,9 @@ class VllmEngine(Engine):
     def read_event(self, event: SseEvent) -> Piece:
         if event.data == b"[DONE]":
             return Piece(done=True)
+        found = _usual_piece(event.data) if event.event != b"error" else None
+        if found is not None:
+            return found
         tree = _tree(event.data)
         if tree.get("error") is not None or event.event == b"error":
             error = tree.get("error")
@@ -215,7 +224,7 @@ def _choice(item: dict[str, Any], place: int) -> Choice:
         logprobs=_entries(item),
         finish_reason=_text(item.get("finish_reason")) or None,
         stop_reason=_stop(item),
-        weight_versions=_spans(item),
+        weight_versions=_spans(item.get("weight_versions")),
     )
 
 
@@ -227,8 +236,57 @@ def _delta(item: dict[str, Any], place: int) -> ChoiceDelta:
         logprobs=_entries(item),
         finish_reason=_text(item.get("finish_reason")) or None,
         stop_reason=_stop(item),
-        weight_versions=_spans(item),
+        weight_versions=_spans(item.get("weight_versions")),
     )
+
+
+def _usual_answer(data: bytes) -> Answer | None:
+    """None: it has to be read step by step."""
+    found = read_chat(data)
+    if found is None or not found[0].choices:
+        return None
+    tree, prompt_ids = found
+    choices = []
+    for item in tree.choices:
+        entries = entries_of(item.logprobs)
+        if entries is msgspec.UNSET:
+            return None
+        choices.append(
+            Choice(
+                index=item.index,
+                message={"role": "assistant", "content": None, **_from_engine(item.message)},
+                ids=item.token_ids,
+                logprobs=entries,
+                finish_reason=item.finish_reason or None,
+                stop_reason=item.stop_reason,
+                weight_versions=_spans(item.weight_versions),
+            )
+        )
+    return Answer(choices, prompt_ids, _usage(tree.usage), tree.model)
+
+
+def _usual_piece(data: bytes) -> Piece | None:
+    found = read_chat(data)
+    if found is None:
+        return None
+    tree, prompt_ids = found
+    changes = []
+    for item in tree.choices:
+        entries = entries_of(item.logprobs)
+        if entries is msgspec.UNSET:
+            return None
+        changes.append(
+            ChoiceDelta(
+                index=item.index,
+                delta=_from_engine(item.delta),
+                ids=item.token_ids,
+                logprobs=entries,
+                finish_reason=item.finish_reason or None,
+                stop_reason=item.stop_reason,
+                weight_versions=_spans(item.weight_versions),
+            )
+        )
+    return Piece(changes, prompt_ids, _usage(tree.usage), tree.model or None)
 
 
 def _tree(data: bytes) -> dict[str, Any]:
@@ -268,8 +326,7 @@ def _entries(item: dict[str, Any]) -> list[Any] | None:
     return _list(logprobs.get("content")) if isinstance(logprobs, dict) else None
 
 
-def _spans(item: dict[str, Any]) -> list[VersionSpan] | None:
-    spans = item.get("weight_versions")
+def _spans(spans: Any) -> list[VersionSpan] | None:
     if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
         return None
     try:
@@ -282,7 +339,7 @@ def _usage(value: Any) -> Usage | None:
     if not isinstance(value, dict):
         return None
     details = value.get("prompt_tokens_details")
-    return Usage(
+    return Usage.model_construct(
         prompt_tokens=_count(value.get("prompt_tokens")),
         completion_tokens=_count(value.get("completion_tokens")),
         cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,

@@ -1,0 +1,96 @@
+"""vLLM's chat answers in the shape that they nearly always have, read without making what nobody may need.
+
+The prompt's ids and the log-probability entries stay JSON. Whatever is not quite of that shape gives None, and is then
+read step by step by who tolerates anything: what both accept, they read alike.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from polarq_proxy.tokens import LogprobEntries, PromptIds
+
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_NO_CHAT = "text_completion"
+_KEY = b'"prompt_token_ids":['
+_MARK = b'"' + secrets.token_hex(12).encode() + b'"'
+"""Stands where the prompt's ids were cut out. Nobody else can write it, so where it turns up is where they were."""
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: msgspec.Raw = msgspec.Raw()
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: dict[str, Any] | None = None
+    delta: dict[str, Any] | None = None
+    token_ids: list[_Id] | None = None
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    weight_versions: Any = None
+
+
+class ChatAnswer(msgspec.Struct):
+    """A whole answer or one event."""
+
+    choices: list[ChatChoice]
+    object: str = ""
+    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+    usage: Any = None
+    model: str = ""
+    error: Any = None
+
+    @property
+    def prompt_ids(self) -> PromptIds | None:
+        raw = bytes(self.prompt_token_ids)
+        return PromptIds(raw, 0, len(raw)) if raw.startswith(b"[") else None
+
+
+class _Entry(msgspec.Struct):
+    logprob: float
+
+
+_decode = msgspec.json.Decoder(ChatAnswer).decode
+_decode_entries = msgspec.json.Decoder(list[_Entry]).decode
+
+
+def read_chat(data: bytes) -> tuple[ChatAnswer, PromptIds | None] | None:
+    """The answer and the prompt's ids."""
+    begin = data.find(_KEY)
+    if begin >= 0:
+        begin += len(_KEY)
+        end = data.find(b"]", begin)
+        found = _read(b"".join((data[: begin - 1], _MARK, data[end + 1 :]))) if end >= 0 else None
+        if found is not None and bytes(found.prompt_token_ids) == _MARK:
+            return found, PromptIds(data, begin - 1, end + 1)
+        # They are not where they were looked for (in a key of the same name deeper inside, say).
+    found = _read(data)
+    return None if found is None else (found, found.prompt_ids)
+
+
+def _read(data: bytes) -> ChatAnswer | None:
+    try:
+        found = _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if found.error is None and found.object != _NO_CHAT else None
+
+
+def entries_of(logprobs: ChatLogprobs | None) -> LogprobEntries | msgspec.UnsetType | None:
+    """None: it gave none. UNSET: they are not all numbers, so that they must be looked at one by one."""
+    raw = bytes(logprobs.content) if logprobs is not None else b""
+    if raw in {b"", b"null"}:
+        return None
+    try:
+        numbers = [entry.logprob for entry in _decode_entries(raw)]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.UNSET
+    if not np.isfinite(np.array(numbers)).all():
+        return msgspec.UNSET
+    return LogprobEntries(raw, numbers)
