@@ -282,7 +282,8 @@ async def test_a_slow_first_token_is_waited_for(redis_client: Redis, keys: Keys,
         AsyncAnthropic(base_url=rig.url, auth_token=rig.secret, api_key=None, max_retries=0) as client,
         client.messages.stream(model="asked", max_tokens=99, messages=HELLO) as stream,
     ):
-        first = await anext(aiter(stream))
+        async with asyncio.timeout(60):
+            first = await anext(aiter(stream))
         assert first.type == "message_start"
         pings.set()
         message = await stream.get_final_message()
