@@ -17,6 +17,7 @@ from polarq.testing.inference.faults import Abort, HttpStatus, StreamError
 from polarq.testing.inference.scenario import Script, ToolCall, Turn
 
 from .rig import HELLO, Rig, Sse, running, until
+from .test_exact import READING, breaks, exact_now, work
 
 TURNS = (
     Turn(reasoning="the user says hello", content="go 🧪 ह"),
@@ -42,7 +43,7 @@ async def sglang(
     **options: Any,
 ) -> AsyncIterator[tuple[ScriptedInference, Rig]]:
     """A scripted SGLang and a proxy that has looked at it (unless its faults meet that look too)."""
-    section = {name: options.pop(name) for name in ("stream_upstream", "grant") if name in options}
+    section = {name: options.pop(name) for name in ("stream_upstream", "grant", "context") if name in options}
     async with (
         ScriptedInference(scenario=scenario, engine="sglang", version=version, drift_seed=3, **options) as inference,
         running(redis, keys, inference.base_url, endpoint={"engine": "sglang"}, **section) as rig,
@@ -255,3 +256,16 @@ async def test_a_bare_prompt_is_recorded_with_its_ids(
         records = await alike(inference, rig)
     assert records[0].reply["content"]
     assert records[0].finish_reason == "length"
+
+
+@every_band
+async def test_in_exact_mode_a_conversation_goes_on_from_what_was_sampled(
+    redis_client: Redis, keys: Keys, version: str
+) -> None:
+    async with sglang(redis_client, keys, version, READING, keep_thinking=False, context="exact") as (inference, rig):
+        await exact_now(rig)
+        await work(rig, [*HELLO], 6)
+        records = await alike(inference, rig)
+    assert breaks(records) == 0
+    assert [record.exact for record in records] == [False] + [True] * 5
+    assert [record.exact_missed for record in records] == [None] * 6

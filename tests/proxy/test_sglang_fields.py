@@ -90,6 +90,19 @@ def test_thinking_in_the_history_keeps_its_name_and_ids_go_in_beside_the_message
     assert (body["messages"], body["input_ids"], body["tools"]) == (messages, [5, 6], [TOOL])
 
 
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [("low", "low"), ("xhigh", "high"), ("max", "high"), ("Minimal", "low"), ("turbo", None), (3, None), (None, None)],
+)
+def test_an_effort_that_would_be_refused_is_sent_as_the_nearest(asked: Any, sent: str | None) -> None:
+    options = {"reasoning_effort": asked}
+    assert body_of("0.5.23", options=options).get("reasoning_effort") == sent
+    rendering = NEW.rendering(call(options=options), "m")
+    assert rendering is not None
+    assert rendering.body.get("reasoning_effort") == sent
+    assert options == {"reasoning_effort": asked}
+
+
 def test_a_tool_choice_without_tools_is_dropped() -> None:
     assert "tool_choice" not in body_of("0.5.23", options={"tool_choice": "auto"})
 
@@ -123,6 +136,10 @@ def test_a_chat_is_rendered_by_tokenize() -> None:
         "tool_choice": "auto",
     }
     assert NEW.rendering(call(), "m", generation_prompt=False) is None
+    bare = NEW.rendering(call(prompt="once", options={"add_special_tokens": False}), "m")
+    assert bare is not None
+    assert bare.body == {"model": "m", "prompt": "once", "add_special_tokens": False}
+    assert NEW.rendering(call(prompt=[1, 2]), "m") is None
     assert NEW.read_rendering(b'{"tokens": [1, 2], "count": 2}') == [1, 2]
     with pytest.raises(CallFault):
         NEW.read_rendering(b'{"tokens": [[1], [2]]}')

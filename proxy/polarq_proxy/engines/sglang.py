@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Self
 from polarq_proxy.call import Answer, ModelCall, Piece
 from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest, Features
 from polarq_proxy.engines.sglang_answers import answer_of, piece_of
+from polarq_proxy.engines.vllm_completions import completion_rendering
 from polarq_proxy.engines.wire import error_tree, objects, retry_after_s, status_of, text, tree_of
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.sse import SseEvent
@@ -42,6 +43,10 @@ _SAMPLING = {
 }  # fmt: skip
 _RENDERED_BY = ("chat_template_kwargs", "reasoning_effort", "continue_final_message", "tool_choice")
 _GRAMMARS = ("regex", "ebnf", "custom_logit_processor")
+
+_EFFORTS = {
+    "none": "none", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high",
+}  # fmt: skip
 
 # The server names no parameter in this error; the sentence is all there is. (prompt tokens, context)
 _TOO_LONG = (
@@ -79,7 +84,7 @@ class SglangEngine(Engine):
         if call.prompt is not None:
             return self._completion(call, model, stream=stream, prompt_ids=prompt_ids)
         stream = stream and self._release >= _SGLEXT
-        body = dict(call.options)
+        body = _with_known_effort(call.options)
         body.update(
             model=model,
             messages=call.messages,
@@ -125,15 +130,16 @@ class SglangEngine(Engine):
 
     def rendering(self, call: ModelCall, model: str, *, generation_prompt: bool = True) -> EngineRequest | None:
         if call.prompt is not None:
-            return EngineRequest("/tokenize", {"model": model, "prompt": call.prompt})
+            return completion_rendering(call, model)
         if not generation_prompt:
             return None  # it always opens the answer
         body: dict[str, Any] = {"model": model, "messages": call.messages}
         if call.tools:
             body["tools"] = call.tools
+        options = _with_known_effort(call.options)
         for key in _RENDERED_BY:
-            if call.options.get(key) is not None and (call.tools or key != "tool_choice"):
-                body[key] = call.options[key]
+            if options.get(key) is not None and (call.tools or key != "tool_choice"):
+                body[key] = options[key]
         return EngineRequest("/tokenize", body)
 
     def read_rendering(self, data: bytes) -> list[int]:
@@ -231,6 +237,15 @@ def _release(version: str) -> tuple[int, ...]:
     """(0, 5, 18) of "0.5.18.post1"."""
     numbers = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
     return tuple(map(int, numbers.groups())) if numbers else _NEWEST
+
+
+def _with_known_effort(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with an effort that is not refused: the nearest of those that every release takes, else none."""
+    body = dict(options)
+    effort = body.pop("reasoning_effort", None)
+    if isinstance(effort, str) and (known := _EFFORTS.get(effort.lower())) is not None:
+        body["reasoning_effort"] = known
+    return body
 
 
 def _top(body: Mapping[str, Any]) -> int:
