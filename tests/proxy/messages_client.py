@@ -11,7 +11,7 @@ from typing import Any
 from polarq_proxy.call import ModelCall
 from polarq_proxy.dialects.anthropic_messages import AnthropicMessagesDialect
 from polarq_proxy.dialects.base import NativeRequest, ReplyHead
-from polarq_proxy.dialects.messages_output import MessagesStream
+from polarq_proxy.dialects.messages_stream import MessagesStream
 
 from .rig import refuse
 

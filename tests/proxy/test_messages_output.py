@@ -276,6 +276,9 @@ def test_an_error_inside_a_stream_is_its_last_event() -> None:
         (CallFault(FaultKind.NO_SUCH_ROUTE, "x"), 404, "not_found_error"),
         (CallFault(FaultKind.NO_SESSION, "x"), 404, "not_found_error"),
         (CallFault(FaultKind.MISCONFIGURED, "x"), 404, "not_found_error"),
+        (CallFault(FaultKind.TOO_SLOW, "x"), 408, "timeout_error"),
+        (CallFault(FaultKind.TOO_FAST, "x"), 429, "rate_limit_error"),
+        (CallFault(FaultKind.PAUSED, "x"), 503, "overloaded_error"),
         (CallFault(FaultKind.TOO_LARGE, "x"), 413, "request_too_large"),
         (CallFault(FaultKind.UNSUPPORTED_ENCODING, "x"), 415, "invalid_request_error"),
         (CallFault(FaultKind.OVERLOADED, "x", status=429), 429, "rate_limit_error"),
@@ -290,7 +293,7 @@ def test_errors_have_their_type_and_say_whether_to_try_again(fault: CallFault, s
     reply = DIALECT.fault(fault)
     error = {"type": kind, "message": "x"}
     assert (reply.status, json.loads(reply.body)) == (status, {"type": "error", "error": error, "request_id": None})
-    retried = status in {429, 500, 502, 503, 504}
+    retried = status in {408, 429, 500, 502, 503, 504}
     assert (reply.headers or {}).get("x-should-retry") == (None if retried else "false")
     assert ("Retry-After" in (reply.headers or {})) == (fault.retry_after_s is not None)
 

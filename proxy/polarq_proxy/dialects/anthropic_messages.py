@@ -25,7 +25,8 @@ from polarq_proxy.dialects.base import (
     retry_headers,
 )
 from polarq_proxy.dialects.messages_input import chat_messages, is_prefill, refused
-from polarq_proxy.dialects.messages_output import Asked, MessagesStream, error_of, message_of
+from polarq_proxy.dialects.messages_output import Asked, error_of, message_of
+from polarq_proxy.dialects.messages_stream import MessagesStream
 from polarq_proxy.dialects.messages_tools import choice, functions
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.jsons import NotJson, decode, encode
@@ -74,7 +75,7 @@ class AnthropicMessagesDialect(Dialect):
 
     def fault(self, fault: CallFault) -> Reply:
         headers = retry_headers(fault)
-        if fault.status < 500 and fault.retry_after_s is None:
+        if fault.status < 500 and fault.status != 408 and fault.retry_after_s is None:
             # Claude Code tries again at more than a status can stop, but obeys this, as the SDKs do.
             headers["x-should-retry"] = "false"
         return Reply(encode(error_of(fault)), fault.status, headers)
