@@ -30,6 +30,8 @@ QUICK_TIMEOUT_S = 5.0
 """For questions that sample nothing."""
 PROBE_TIMEOUT_S = 60.0
 """For one sampled token: a server that just started may compile first."""
+MEETING_S = 15.0
+"""How long a call waits for the first look at a server."""
 HEALTHY_INTERVAL_S = 10.0
 RETRY_INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 PROBE_SESSION = "polarq-probe.0"
@@ -82,6 +84,7 @@ class Endpoint:
         """Its answers themselves say which policy version sampled them."""
         self._weights_route = engine.weights_path is not None
         self._wake = asyncio.Event()
+        self._met = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -108,6 +111,13 @@ class Endpoint:
     def asks_versions(self) -> bool:
         """Whether policy versions must be read around each call."""
         return self._weights_route and not self.gives_versions
+
+    async def met(self) -> None:
+        """Waits until it was looked at once, however that went: until then nobody knows how to speak to it."""
+        if not self._met.is_set() and self._watch is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MEETING_S):
+                    await self._met.wait()
 
     def unreachable(self, problem: str) -> None:
         """A call could not reach it: look again soon."""
@@ -165,6 +175,7 @@ class Endpoint:
                 if self.state.problem != fault.message:
                     log.warning("%s", fault.message)
                 self.state.reachable, self.state.problem = fault.kind is FaultKind.MISCONFIGURED, fault.message
+            self._met.set()
             wait_s = (
                 HEALTHY_INTERVAL_S if not failures else RETRY_INTERVALS_S[min(failures, len(RETRY_INTERVALS_S)) - 1]
             )

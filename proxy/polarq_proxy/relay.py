@@ -248,6 +248,7 @@ class Relay:
     async def _bounded(self, endpoint: Endpoint, capture: Capture, work: Callable[[], Awaitable[Answer]]) -> Answer:
         left_s = capture.session.time_left_s()
         limit_s = endpoint.spec.timeout_s if left_s is None else min(endpoint.spec.timeout_s, left_s)
+        await endpoint.met()
         try:
             async with asyncio.timeout(limit_s) as limit:
                 if endpoint.asks_versions:

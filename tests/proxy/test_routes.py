@@ -132,7 +132,7 @@ async def test_a_rollout_may_make_only_so_many_calls(redis_client: Redis, keys: 
         await rig.ask()
         await rig.ask()
         status, answer = await rig.post({"messages": HELLO})
-        assert (status, answer["error"]["code"]) == (400, "too_many_calls")
+        assert (status, answer["error"]["code"]) == (404, "too_many_calls")
         assert "2 model calls" in answer["error"]["message"]
 
 

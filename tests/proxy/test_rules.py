@@ -80,7 +80,7 @@ async def test_the_last_answer_ends_where_the_rollouts_tokens_do(redis_client: R
         assert second["usage"]["completion_tokens"] == 20 - count
         assert second["choices"][0]["finish_reason"] == "length"
         status, refused = await rig.post({"messages": [{"role": "user", "content": "and more"}]})
-        assert (status, refused["error"]["code"]) == (400, "too_many_calls")
+        assert (status, refused["error"]["code"]) == (404, "too_many_calls")
         assert "may sample 20 tokens" in refused["error"]["message"]
         assert sum(len(record.sampled_ids) for record in await rig.records()) == 20
 

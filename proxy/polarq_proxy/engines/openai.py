@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from polarq_proxy.call import ModelCall
 from polarq_proxy.engines.base import EngineRequest, Features
+from polarq_proxy.engines.history import readable
 from polarq_proxy.engines.vllm import VllmEngine
 
 _KNOWN = frozenset(
@@ -44,6 +45,6 @@ class OpenAIEngine(VllmEngine):
         return None
 
 
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
     """Thinking stays here: what one model thought is nothing that another one's server must accept."""
-    return {key: value for key, value in message.items() if key not in {"reasoning", "reasoning_content"}}
+    return {key: value for key, value in readable(message).items() if key not in {"reasoning", "reasoning_content"}}

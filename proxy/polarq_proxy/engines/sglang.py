@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Self
 
 from polarq_proxy.call import Answer, ModelCall, Piece
 from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest, Features
+from polarq_proxy.engines.history import readable
 from polarq_proxy.engines.sglang_answers import answer_of, piece_of
 from polarq_proxy.engines.vllm_completions import completion_rendering
 from polarq_proxy.engines.wire import error_tree, objects, retry_after_s, status_of, text, tree_of
@@ -87,7 +88,7 @@ class SglangEngine(Engine):
         body = _with_known_effort(call.options)
         body.update(
             model=model,
-            messages=call.messages,
+            messages=[readable(message) for message in call.messages],
             stream=stream,
             logprobs=True,
             top_logprobs=_top(body),
@@ -133,7 +134,7 @@ class SglangEngine(Engine):
             return completion_rendering(call, model)
         if not generation_prompt:
             return None  # it always opens the answer
-        body: dict[str, Any] = {"model": model, "messages": call.messages}
+        body: dict[str, Any] = {"model": model, "messages": [readable(message) for message in call.messages]}
         if call.tools:
             body["tools"] = call.tools
         options = _with_known_effort(call.options)

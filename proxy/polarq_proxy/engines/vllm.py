@@ -16,6 +16,7 @@ import msgspec
 from polarq.contracts.completion import Usage, VersionSpan
 from polarq_proxy.call import Answer, Choice, ChoiceDelta, ModelCall, Piece
 from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest
+from polarq_proxy.engines.history import readable
 from polarq_proxy.engines.vllm_answers import entries_of, read_chat
 from polarq_proxy.engines.vllm_completions import (
     completion_rendering,
@@ -195,6 +196,7 @@ class VllmEngine(Engine):
 
 
 def _to_engine(message: dict[str, Any]) -> dict[str, Any]:
+    message = readable(message)
     if "reasoning_content" not in message:
         return message
     changed = {key: value for key, value in message.items() if key != "reasoning_content"}
