@@ -152,6 +152,7 @@ class Endpoint:
             "version": state.version,
             "max_model_len": state.max_context,
             "problem": state.problem,
+            "said": self.in_words() if state.reachable else "",
             "context": "exact" if self.suffixes is not None else "observe",
             "exact_off": self.exact_off,
             "streams_ids": self.features.streams_ids,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import redis
 import yaml
@@ -127,6 +129,32 @@ def test_a_proxy_that_is_not_there_is_missed_only_where_somebody_should_run_it(
 ) -> None:
     write(deployment, port=free_port, proxy={"mode": mode})
     assert set(findings(cli("doctor", "--json").json, "proxy").values()) == {verdict}
+
+
+async def test_what_the_proxy_found_out_about_its_engines_is_told(
+    deployment: Path, capsys: pytest.CaptureFixture[str], free_port: int
+) -> None:
+    import json
+
+    async with ScriptedInference(ServerOptions(token_in=False)) as server:
+        inference = {"engine": "vllm", "base_url": server.base_url}
+        write(deployment, port=free_port, inference=inference, proxy={"mode": "external", "context": "exact"})
+        command = [sys.executable, "-m", "polarq_proxy", "--node", "node0", "--topology", str(deployment)]
+        proxy = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        try:
+            assert proxy.stdout is not None
+            assert b"is ready on" in await proxy.stdout.readline()
+            url = f"http://127.0.0.1:{free_port}/health"
+            async with asyncio.timeout(60), httpx.AsyncClient(trust_env=False) as http:
+                while not (await http.get(url)).json()["inference"][0]["exact_off"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            await asyncio.to_thread(main, ["doctor", "--json"])
+        finally:
+            proxy.kill()
+            await proxy.wait()
+    found = findings(json.loads(capsys.readouterr().out), "proxy")
+    assert verdict_of(found, "gives token ids: yes, streams them: yes, takes prompts as ids") == "ok"
+    assert verdict_of(found, "exact mode is off: the engine takes no prompt as ids") == "warn"
 
 
 def test_a_bad_topology_is_one_finding_per_mistake(cli: Cli, deployment: Path) -> None:

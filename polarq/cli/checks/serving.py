@@ -36,12 +36,26 @@ def check_proxies(deployment: Deployment) -> Iterator[Finding]:
             continue
         if answer.status_code == httpx.codes.OK:
             yield ok(part, f"answers at {url}")
+            yield from _seen(part, answer)
         else:
             yield fail(
                 part,
                 f"{url}/health answers {answer.status_code}",
                 "see the proxy's log; is the port another program's?",
             )
+
+
+def _seen(part: str, answer: httpx.Response) -> Iterator[Finding]:
+    """What the proxy found out about its inference servers."""
+    try:
+        endpoints = [entry for entry in _json(answer).get("inference", []) if isinstance(entry, dict)]
+    except (ValueError, TypeError):
+        return
+    for endpoint in endpoints:
+        if endpoint.get("said"):
+            yield ok(part, f"found {endpoint['said']}")
+        if endpoint.get("exact_off"):
+            yield warn(part, str(endpoint["exact_off"]), "the node runs in observe mode; set proxy.context accordingly")
 
 
 def _silent(part: str, node: Node, url: str, record: NodeRecord | None, exc: Exception) -> Finding:
