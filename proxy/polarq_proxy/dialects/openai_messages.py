@@ -18,12 +18,16 @@ _IMAGES = frozenset({"image_url", "input_image"})
 _FILES = frozenset({"file", "input_file", "input_audio", "audio", "audio_url", "video_url", "input_video"})
 _THOUGHTS = frozenset({"thinking", "reasoning", "redacted_thinking", "reasoning_text"})
 _SYSTEM = frozenset({"system", "developer"})
+_PLAIN = ("user", "assistant", "system")
 
 
 def messages_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Raises `CallFault` that names the part which cannot be used."""
     reader = _Reader()
-    return [reader.message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    return [
+        message if reader.takes_as_it_is(message) else reader.message(message, f"messages[{place}]")
+        for place, message in enumerate(messages)
+    ]
 
 
 class _Reader:
@@ -31,7 +35,31 @@ class _Reader:
 
     def __init__(self) -> None:
         self._count = 0
-        self._open: list[tuple[str, str]] = []
+        self._last: list[dict[str, Any]] = []
+        """The calls of the last answer."""
+        self._answered: set[str] = set()
+        """Which of them have a result."""
+
+    def takes_as_it_is(self, message: dict[str, Any]) -> bool:
+        """Most messages of a long history are as they should be already; they are not worth a copy."""
+        role, content, size = message.get("role"), message.get("content"), len(message)
+        if not isinstance(content, str):
+            return False
+        if size == 2:
+            return role in _PLAIN
+        if size != 3:
+            return False
+        if role == "tool":
+            return _said(message.get("tool_call_id"))
+        calls = message.get("tool_calls")
+        if role != "assistant" or not isinstance(calls, list) or not calls or not all(map(_is_whole_call, calls)):
+            return False
+        self._begin(calls)
+        return True
+
+    def _begin(self, calls: list[dict[str, Any]]) -> None:
+        self._last, self._answered = calls, set()
+        self._count += len(calls)
 
     def message(self, message: dict[str, Any], where: str) -> dict[str, Any]:
         role = message["role"] if _said(message.get("role")) else "user"
@@ -70,13 +98,12 @@ class _Reader:
         items = [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
         if not items and isinstance(message.get("function_call"), dict):
             items = [{"function": message["function_call"]}]
-        calls = [self._call(item) for item in items]
-        self._open = [(call["id"], call["function"]["name"]) for call in calls]
+        calls = [self._call(item, self._count + place) for place, item in enumerate(items)]
+        self._begin(calls)
         return calls
 
-    def _call(self, item: dict[str, Any]) -> dict[str, Any]:
-        call_id = item["id"] if _said(item.get("id")) else f"call_{self._count}"
-        self._count += 1
+    def _call(self, item: dict[str, Any], place: int) -> dict[str, Any]:
+        call_id = item["id"] if _said(item.get("id")) else f"call_{place}"
         function = item.get("function")
         custom = item.get("custom")
         if isinstance(custom, dict) and not isinstance(function, dict):
@@ -89,17 +116,31 @@ class _Reader:
         return {"id": call_id, "type": "function", "function": named}
 
     def _result(self, message: dict[str, Any], where: str) -> dict[str, Any]:
-        shown: dict[str, Any] = {"role": "tool"}
         given, name = message.get("tool_call_id"), message.get("name")
-        match = next((call for call in self._open if call[0] == given), None)
-        if match is None and not _said(given) and self._open:
-            match = next((call for call in self._open if call[1] == name), self._open[0])
-        if match is not None:
-            self._open.remove(match)
-        answered = match[0] if match is not None else "call_0"
-        shown["tool_call_id"] = given if _said(given) else answered
-        shown["content"] = content_of(message.get("content"), f"{where}.content")
+        call_id = str(given) if _said(given) else self._oldest_open(name)
+        self._answered.add(call_id)
+        content = content_of(message.get("content"), f"{where}.content")
+        shown = {"role": "tool", "tool_call_id": call_id, "content": content}
         return {**shown, "name": name} if isinstance(name, str) else shown
+
+    def _oldest_open(self, name: Any) -> str:
+        """The call of that name that has no result yet, or else of any name."""
+        left = [call for call in self._last if call["id"] not in self._answered]
+        call = next((call for call in left if call["function"]["name"] == name), left[0] if left else None)
+        return "call_0" if call is None else str(call["id"])
+
+
+def _is_whole_call(item: Any) -> bool:
+    """Has all that engines read, and nothing else."""
+    function = item.get("function") if isinstance(item, dict) and len(item) == 3 else None
+    return (
+        isinstance(function, dict)
+        and len(function) == 2
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments"), str)
+        and item.get("type") == "function"
+        and _said(item.get("id"))
+    )
 
 
 def content_of(content: Any, where: str) -> str | list[dict[str, Any]]:
