@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polarq.contracts.completion import Completion, CompletionLabel
+from polarq.contracts.completion import Completion
 from polarq.contracts.trajectory import Trace
 from polarq.trajectory.base import Builder, why_untrainable
 
