@@ -179,7 +179,7 @@ class Upstream:
         except aiohttp.ClientConnectorError as exc:
             raise self._down(exc) from exc
         except _CLIENT_ERRORS as exc:
-            if not attempt.reused:
+            if not attempt.reused or _began(exc):
                 raise self._down(exc) from exc
         try:
             return await self._send(self._fresh, path, body, headers, _Attempt())
@@ -211,6 +211,13 @@ class Upstream:
 async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
     if isinstance(context.trace_request_ctx, _Attempt):
         context.trace_request_ctx.reused = True
+
+
+def _began(exc: BaseException) -> bool:
+    """Bytes of an answer had come, so that the engine has the request."""
+    if isinstance(exc, aiohttp.ServerDisconnectedError):
+        return not isinstance(exc.message, str)  # it holds what there is of the head
+    return isinstance(exc, aiohttp.ClientResponseError)
 
 
 def _reason(exc: BaseException) -> str:
