@@ -66,6 +66,7 @@ class Place:
     """What the record may hold of it: without the session, with the query but not its key."""
     tail: str
     """Below session and API version; what routes match."""
+    version: str = ""
 
 
 def placed(path: str, query: Mapping[str, str]) -> Place:
@@ -76,9 +77,10 @@ def placed(path: str, query: Mapping[str, str]) -> Place:
         parts = parts[2:]
     kept = "&".join(f"{name}={value}" for name, value in query.items() if name != "key")
     shown = "/" + "/".join(parts) + (f"?{kept}" if kept else "")
+    version = ""
     while parts and parts[0] in _VERSIONS:
-        parts = parts[1:]
-    return Place(grant, shown, "/".join(parts))
+        version, parts = parts[0], parts[1:]
+    return Place(grant, shown, "/".join(parts), version)
 
 
 def installed_dialects() -> list[Dialect]:
@@ -196,7 +198,7 @@ class Proxy:
             return _response(Reply(encode(self.health())))
         if request.method == "GET" and not place.tail:
             return _response(Reply(encode({"status": "ok"})))
-        native = NativeRequest(place.tail, request.query, request.headers, b"")
+        native = NativeRequest(place.tail, request.query, request.headers, b"", place.version)
         dialect, route, match = self._routed(request.method, native)
         try:
             if self.peers is not None and (owner := self.peers.owner(place.grant or _key(request))) is not None:

@@ -24,11 +24,11 @@ SCENARIO = Scenario.of("first", "second")
 @pytest.mark.parametrize(
     ("path", "place"),
     [
-        ("/s/x/v1/chat/completions", Place("x", "/v1/chat/completions", "chat/completions")),
-        ("//s//x//v1//chat/completions/", Place("x", "/v1/chat/completions", "chat/completions")),
-        ("/s/x/v1/v1/chat/completions", Place("x", "/v1/v1/chat/completions", "chat/completions")),
+        ("/s/x/v1/chat/completions", Place("x", "/v1/chat/completions", "chat/completions", "v1")),
+        ("//s//x//v1//chat/completions/", Place("x", "/v1/chat/completions", "chat/completions", "v1")),
+        ("/s/x/v1/v1/chat/completions", Place("x", "/v1/v1/chat/completions", "chat/completions", "v1")),
         ("/s/x/chat/completions", Place("x", "/chat/completions", "chat/completions")),
-        ("/v1beta/models/a", Place(None, "/v1beta/models/a", "models/a")),
+        ("/v1beta/models/a", Place(None, "/v1beta/models/a", "models/a", "v1beta")),
         ("/s", Place("", "/", "")),
         ("/", Place(None, "/", "")),
     ],
@@ -318,3 +318,26 @@ async def test_odd_targets_get_an_error_in_the_dialects_shape(
         assert answered.startswith(b"HTTP/1.1 404 ")
         body = answered.partition(b"\r\n\r\n")[2]
         assert json.loads(body)["error"]["code"] in {"no_such_route", "no_session"}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "key"),
+    [
+        ("/v1/models", {}, "data"),
+        ("/v1beta/models?key=x", {}, "models"),
+        ("/v1/models", {"x-goog-api-key": "x"}, "models"),
+        ("/v1/models", {"anthropic-version": "2023-06-01"}, "has_more"),
+    ],
+)
+async def test_the_models_are_listed_in_the_shape_of_who_asks(
+    redis_client: Redis, keys: Keys, path: str, headers: dict[str, str], key: str
+) -> None:
+    async with (
+        ScriptedInference(scenario=SCENARIO) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+    ):
+        await rig.ask()
+        async with rig.http.get(rig.base_url + path, headers=headers) as answer:
+            listed = await answer.json()
+        assert key in listed
+        assert ("scripted" in json.dumps(listed)) is True

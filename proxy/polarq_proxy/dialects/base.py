@@ -47,7 +47,10 @@ class NativeRequest:
     """Below the session and the API version."""
     query: Mapping[str, str]
     headers: Mapping[str, str]
+    """Names are found however they are spelt."""
     body: bytes
+    version: str = ""
+    """The API version in the path, if there was one: `v1`, `v1beta`."""
 
 
 @dataclass(frozen=True, slots=True)

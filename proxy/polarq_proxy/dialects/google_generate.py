@@ -43,7 +43,7 @@ class GoogleGenerateDialect(Dialect):
     def claims(self, request: NativeRequest) -> bool:
         if any(request.headers.get(name) for name in _HEADERS) or _OPERATION.search(request.path):
             return True
-        return any(part.startswith("v1beta") for part in request.path.split("/"))
+        return any(part.startswith(("v1beta", "v1alpha")) for part in (request.version, *request.path.split("/")))
 
     def parse(self, request: NativeRequest, match: re.Match[str]) -> ModelCall:
         try:
