@@ -106,6 +106,8 @@ class World:
         """Samples (by request id) that were on their way when their call was cut from this side of it."""
         self.refused: set[str] = set()
         """Samples that ended while the store took nothing."""
+        self.untaken: set[Question] = set()
+        """What was asked meanwhile."""
         assert isinstance(engine.selector, Novel)
         self.model = engine.selector
         self.spec = GrantSpec(rollout_id=SESSION, task_id="task", attempt=1, token=1, node_id="node0")
@@ -317,6 +319,7 @@ class World:
             await self.redis.config_set("maxmemory", "0")
         sampled = self.samples[before:]
         self.asked[question].unread = True
+        self.untaken.add(question)
         if again and len(sampled) == 1 and sampled[0].delivered and not sampled[0].aborted:
             reading = await self.ask(question, stream=not stream)
             assert reading.whole, reading
