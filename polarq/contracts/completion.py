@@ -96,6 +96,9 @@ class Completion(Contract):
 
     label: CompletionLabel = CompletionLabel.TRAIN
     side_kind: str | None = None
+    continued: int = 0
+    """How often sampling was cut (new weights) and went on from the ids sampled until then; `weight_versions` say
+    which policy sampled which of them."""
     incomplete: bool = False
     """The answer broke off before its end."""
     untrainable: str | None = None

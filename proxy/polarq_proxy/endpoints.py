@@ -12,7 +12,7 @@ from typing import Any
 from polarq.registry import plugin
 from polarq.topology import InferenceEndpoint, Node
 from polarq_proxy.call import Answer, ModelCall
-from polarq_proxy.engines.base import Engine, EngineFacts
+from polarq_proxy.engines.base import Engine, EngineFacts, TokensIn
 from polarq_proxy.exact.check import check
 from polarq_proxy.exact.engine import EngineRenderer
 from polarq_proxy.exact.known_models import known_bridge
@@ -37,6 +37,8 @@ RETRY_INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 PROBE_SESSION = "polarq-probe.0"
 PROBE_EVENT_BYTES = 1 << 20
 _PROBE_HEADERS = {"X-Session-ID": PROBE_SESSION}
+_MISSING_SOMETHING = frozenset({400, 422})
+"""The statuses with which a route refuses an empty body."""
 
 
 @dataclass(slots=True)
@@ -80,6 +82,8 @@ class Endpoint:
         self.sessions = 0
         self.versions = PolicyVersions(self._policy_version)
         self.features = engine.features()
+        self.tokens_in: TokensIn | None = None
+        """Its routes for ids, where they are open: a cut call goes on there; None: it is sampled anew."""
         self.gives_versions = False
         """Its answers themselves say which policy version sampled them."""
         self._weights_route = engine.weights_path is not None
@@ -126,6 +130,11 @@ class Endpoint:
         self.state.reachable, self.state.problem = False, problem
         self._wake.set()
 
+    def cannot_continue(self, problem: str) -> None:
+        """Its routes for ids turned out to be closed."""
+        log.warning("%s; cut calls are sampled anew from now on", problem)
+        self.tokens_in = None
+
     def note_ids(self, given: bool) -> None:
         """Real answers tell more than the probe did."""
         if not given and self.state.gives_ids is not False:
@@ -157,6 +166,7 @@ class Endpoint:
             "exact_off": self.exact_off,
             "streams_ids": self.features.streams_ids,
             "token_in": self.features.token_in,
+            "continues": self.tokens_in is not None,
             "versions": self.features.versions_in_answer or self._weights_route,
             "in_flight": self.in_flight,
             "sessions": self.sessions,
@@ -201,6 +211,7 @@ class Endpoint:
         state.problem = self._problem(answer)
         if state.gives_ids and self.features.streams_ids and not await self._streams_ids():
             self.features = replace(self.features, streams_ids=False)
+        self.tokens_in = await self._opened_tokens_in()
         await self._meet_exactly()
         log.log(logging.WARNING if state.problem else logging.INFO, "%s", self.in_words())
 
@@ -216,6 +227,7 @@ class Endpoint:
             f"gives token ids: {'yes' if state.gives_ids else 'NO'}",
             f"streams them: {'yes' if features.streams_ids else 'no, answers are asked for whole'}",
             f"takes prompts as ids: {'yes' if features.token_in else 'no'}",
+            f"goes on with cut calls: {'yes' if self.tokens_in is not None else 'no, they are sampled anew'}",
             f"says its policy version: {'yes' if versions else 'no'}",
             f"exact mode: {exact}",
         ]
@@ -242,6 +254,20 @@ class Endpoint:
             raise CallFault(FaultKind.ENGINE_FAULT, f"{self.upstream.where}: {exc}") from exc
         answer = gatherer.answer()
         return bool(answer.prompt_ids) and all(choice.ids and choice.logprobs for choice in answer.choices)
+
+    async def _opened_tokens_in(self) -> TokensIn | None:
+        """Asks each route with nothing: where it is open it says what is missing. Raises `CallFault`."""
+        tokens_in = self.engine.tokens_in() if self.features.token_in else None
+        for route in tokens_in.routes if tokens_in is not None else ():
+            try:
+                async with asyncio.timeout(QUICK_TIMEOUT_S):
+                    async with self.upstream.post(route, b"{}", _PROBE_HEADERS) as response:
+                        await response.read()
+            except TimeoutError:
+                raise CallFault(FaultKind.TIMED_OUT, f"{self.upstream.where} did not answer {route}") from None
+            if response.status not in _MISSING_SOMETHING:
+                return None
+        return tokens_in
 
     async def _meet_exactly(self) -> None:
         """Exact mode, if the node wants it and the engine can be trusted with it."""

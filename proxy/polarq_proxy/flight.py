@@ -48,6 +48,8 @@ class Flight:
         self.gatherer = Gatherer(capture.call.choices)
         self.held: list[Piece] = []
         """From the first finish reason on: shown only once the call is recorded."""
+        self.cut: Answer | None = None
+        """What was sampled in parts so far, where sampling was cut and goes on from there."""
         self.first_shown: float | None = None
         """When the first of what was sampled came."""
         self.shown = False
@@ -127,6 +129,16 @@ class Flight:
         """What was sampled so far is given up; nobody has seen it."""
         self.gatherer = Gatherer(self.capture.call.choices)
         self.held = []
+        self.cut = None
+
+    def so_far(self) -> Answer:
+        """What was sampled until now."""
+        return self.gatherer.answer() if self.cut is None else self.cut
+
+    @property
+    def began(self) -> bool:
+        """Something was sampled."""
+        return self.cut is not None or self.gatherer.began
 
     def forget(self, listener: Listener) -> None:
         if listener in self._listeners:

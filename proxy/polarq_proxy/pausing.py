@@ -28,7 +28,8 @@ class Gate:
     """Open until a pause is set."""
 
     def __init__(self, hold_s: float) -> None:
-        self._hold_s = hold_s
+        self.hold_s = hold_s
+        """How long a call is held back at most."""
         self._open = asyncio.Event()
         self._open.set()
         self._running: set[asyncio.Timeout] = set()
@@ -78,7 +79,7 @@ class Gate:
     async def _wait(self) -> None:
         self.waiting += 1
         try:
-            async with asyncio.timeout(self._hold_s):
+            async with asyncio.timeout(self.hold_s):
                 while not self._open.is_set():
                     await self._open.wait()
         except TimeoutError:

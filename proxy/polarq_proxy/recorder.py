@@ -26,7 +26,7 @@ from polarq.contracts.completion import CompletionLabel, Usage, VersionSpan
 from polarq.errors import GrantRefused, LedgerUnavailable
 from polarq.ledger.keys import Keys
 from polarq.store.completions import CompletionLog, Draft
-from polarq.store.grants import note_fault, note_replay
+from polarq.store.grants import note_fault, note_replay, read_grant
 from polarq.store.prefixes import NO_PROMPT, Prompt
 from polarq.store.token_text import NotIds, text_of
 from polarq_proxy.call import Answer, Choice, ModelCall
@@ -84,6 +84,10 @@ class Capture:
     """How long it was held back: by a pause, its rollout's pace, or a full engine."""
     version_before: str | None = None
     version_after: str | None = None
+    continued: int = 0
+    """How often sampling was cut and went on from the ids that were there."""
+    joint_doubt: str | None = None
+    """Why an answer in parts is not to be trained on."""
 
     def again(self, first_seq: int) -> None:
         """The same call is sampled anew, as a record of its own."""
@@ -91,6 +95,7 @@ class Capture:
         self.completion_id = secrets.token_hex(12)
         self.body = {}
         self.version_before = self.version_after = None
+        self.continued, self.joint_doubt = 0, None
 
 
 class Recorder:
@@ -115,6 +120,16 @@ class Recorder:
     def keep_broken_later(self, capture: Capture, answer: Answer, reason: str) -> asyncio.Task[None]:
         """The same, for who cannot wait because it is being cancelled."""
         return self._spawn(self._append_broken(capture, answer, reason))
+
+    async def check_open(self, session: Session) -> None:
+        """Raises `CallFault` when nothing more of this session could be recorded."""
+        try:
+            await read_grant(self._redis, self._keys, session.secret)
+        except GrantRefused as exc:
+            session.stale()
+            raise CallFault(FaultKind.NO_SESSION, f"{exc}; nothing more will be answered here") from exc
+        except LedgerUnavailable as exc:
+            raise CallFault(FaultKind.STORE_DOWN, f"the session cannot be looked up now: {exc}") from exc
 
     def note_fault(self, session: Session, fault: CallFault) -> None:
         """Tells the rollout's worker that the model failed it."""
@@ -199,7 +214,7 @@ def drafts_of(capture: Capture, answer: Answer, broken: str | None, prompt: Prom
     call, engine = capture.call, capture.endpoint.engine if capture.endpoint is not None else None
     choices = answer.choices or [Choice(0)]
     total = sum(len(choice.ids or ()) for choice in choices)
-    shared = broken or capture.doubt or _shared_doubt(capture, answer, prompt, total)
+    shared = broken or capture.doubt or capture.joint_doubt or _shared_doubt(capture, answer, prompt, total)
     if shared is None and engine is not None:
         shared = engine.untrainable(capture.body)
     common = _common_fields(capture, answer, broken)
@@ -207,7 +222,7 @@ def drafts_of(capture: Capture, answer: Answer, broken: str | None, prompt: Prom
     for place, choice in enumerate(choices):
         ids = _ids(choice.ids)
         logprobs, bad = _logprobs(choice.logprobs)
-        spans, odd = _spans(capture, choice, len(ids or ()))
+        spans, odd = version_spans(capture, choice, len(ids or ()))
         seq = capture.first_seq + place
         completion_id = capture.completion_id if place == 0 else f"{capture.completion_id}-{place}"
         fields = {
@@ -253,6 +268,7 @@ def _common_fields(capture: Capture, answer: Answer, broken: str | None) -> dict
         "overridden": capture.overridden,
         "label": str(capture.label if broken is None else CompletionLabel.ABORTED),
         "side_kind": capture.side_kind,
+        "continued": capture.continued,
         "incomplete": broken is not None,
     }
 
@@ -342,7 +358,8 @@ def _named(value: Any) -> str:
     return "missing" if value is None else f"not a finite number ({value})"
 
 
-def _spans(capture: Capture, choice: Choice, length: int) -> tuple[list[VersionSpan], str | None]:
+def version_spans(capture: Capture, choice: Choice, length: int) -> tuple[list[VersionSpan], str | None]:
+    """Which policy version sampled which of a choice's `length` ids, and why that is not known."""
     if choice.weight_versions is None:
         before, after = capture.version_before, capture.version_after
         if before is None or after is None:

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 
 from polarq_proxy import rules
 from polarq_proxy.call import Answer, ModelCall, Piece
+from polarq_proxy.continuing import Continuing
 from polarq_proxy.counters import Counters
 from polarq_proxy.dialects.base import StreamWriter
 from polarq_proxy.downstream import Downstream, HungUp
@@ -53,6 +54,9 @@ class Relay:
         self._times = times
         self._stream_upstream = stream_upstream
         self._max_event_bytes = max_event_bytes
+        self._continuing = Continuing(
+            recorder, self._at_engine, patience_s=gate.hold_s, max_event_bytes=max_event_bytes
+        )
 
     async def sampled(self, flight: Flight) -> Answer:
         """An answer that is recorded and may be shown. Raises `CallFault`."""
@@ -91,14 +95,14 @@ class Relay:
     async def _recorded_answer(self, flight: Flight) -> Answer:
         capture = flight.capture
         try:
-            answer = await self._fitting_answer(flight)
+            answer = await self._answer(flight)
         except asyncio.CancelledError:
             if capture.body:  # it was sent, so that something may have been sampled
-                self._recorder.keep_broken_later(capture, flight.gatherer.answer(), HUNG_UP)
+                self._recorder.keep_broken_later(capture, flight.so_far(), HUNG_UP)
             raise
         except CallFault as fault:
-            if flight.gatherer.began:
-                await self._recorder.keep_broken(capture, flight.gatherer.answer(), fault.message)
+            if flight.began:
+                await self._recorder.keep_broken(capture, flight.so_far(), fault.message)
             raise
         try:
             await self._recorded(capture, answer)
@@ -116,6 +120,26 @@ class Relay:
             raise
         flight.capture.session.sampled_tokens += answer.sampled_tokens
         return answer
+
+    async def _answer(self, flight: Flight) -> Answer:
+        """Whole, also when it was cut and can go on; else marked as aborted, or as its `CallFault`."""
+        cut, fault = None, None
+        try:
+            answer = await self._fitting_answer(flight)
+            if not answer.aborted:
+                return answer
+            cut = answer
+        except CallFault as exc:
+            if exc.kind is not FaultKind.ABORTED:
+                raise
+            fault = exc
+        whole = await self._continuing.whole(flight, cut or flight.so_far())
+        if whole is not None:
+            return whole
+        if cut is None:
+            assert fault is not None
+            raise fault if flight.capture.frozen is not None else self._judged(flight.capture, fault)
+        return flight.cut or cut
 
     async def _fitting_answer(self, flight: Flight) -> Answer:
         capture = flight.capture
@@ -218,19 +242,22 @@ class Relay:
             capture.endpoint = endpoint
             tried.add(endpoint)
             try:
-                came = time.monotonic()
-                async with self._passed(capture), self._place_at(endpoint):
-                    capture.held_s += time.monotonic() - came
-                    return await self._bounded(endpoint, capture, lambda: self._asked(flight))
+                return await self._at_engine(endpoint, capture, lambda: self._asked(flight))
             except CallFault as fault:
-                if capture.frozen is not None:
-                    raise  # it is not the policy that failed
+                if capture.frozen is not None or fault.kind is FaultKind.ABORTED:
+                    raise  # it is not the policy that failed; what was cut may go on
                 if fault.kind is FaultKind.ENGINE_DOWN:
                     endpoint.unreachable(fault.message)
                 elsewhere = fault.kind in {FaultKind.ENGINE_DOWN, FaultKind.OVERLOADED} and not flight.gatherer.began
                 if elsewhere and self._fleet.choose(None, tried) not in tried:
                     continue
                 raise self._judged(capture, fault) from fault
+
+    async def _at_engine(self, endpoint: Endpoint, capture: Capture, work: Callable[[], Awaitable[Answer]]) -> Answer:
+        came = time.monotonic()
+        async with self._passed(capture), self._place_at(endpoint):
+            capture.held_s += time.monotonic() - came
+            return await self._bounded(endpoint, capture, work)
 
     def _passed(self, capture: Capture) -> AbstractAsyncContextManager[None]:
         """A frozen model's weights do not change: its calls are not held back."""
@@ -251,14 +278,19 @@ class Relay:
         await endpoint.met()
         try:
             async with asyncio.timeout(limit_s) as limit:
-                if endpoint.asks_versions:
+                if endpoint.asks_versions or (endpoint.tokens_in is not None and capture.frozen is None):
                     capture.version_before = await endpoint.versions.before()
                 began = time.monotonic()
                 try:
                     answer = await work()
+                except asyncio.CancelledError:
+                    if capture.version_before is not None and self._gate.pause is not None:
+                        # While the call still counts as one in flight, so that the weights cannot have changed yet.
+                        capture.version_after = await endpoint.versions.after()
+                    raise
                 finally:
                     capture.engine_s += time.monotonic() - began
-                if capture.version_before is not None:
+                if endpoint.asks_versions and capture.version_before is not None:
                     capture.version_after = await endpoint.versions.after()
                 return answer
         except TimeoutError as exc:
@@ -314,7 +346,7 @@ class Relay:
             await self._recorder.keep(capture, answer)
             return
         told = any(choice.weight_versions is not None for choice in answer.choices)
-        if told and endpoint.features.versions_in_answer:
+        if told and not capture.continued and endpoint.features.versions_in_answer:
             endpoint.gives_versions = True
         if answer.usage is None or answer.usage.completion_tokens:
             endpoint.note_ids(all(choice.ids for choice in answer.choices) and bool(answer.prompt_ids))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
@@ -12,12 +13,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from polarq.testing.inference import wire
 from polarq.testing.inference.acting import Answer, ApiError, before_sampling, hang
 from polarq.testing.inference.engine import ENGINE, Engine
-from polarq.testing.inference.faults import Fault, Hang
+from polarq.testing.inference.faults import Abort, Fault, Hang
 from polarq.testing.inference.generation import Generation
 from polarq.testing.inference.parsing import parse
 from polarq.testing.inference.reading import read_body
 from polarq.testing.inference.requests import ChatRequest, SamplingRequest, StreamOptions
+from polarq.testing.inference.sampling import Limits, Sample, sample
 from polarq.testing.inference.wire import Json, Reply, dumps
+
+_PASSED_ON = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens",
+    "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+"""Of a chat request's parameters those that render shows and this server needs for nothing."""
 
 
 class SamplingParams(BaseModel):
@@ -81,7 +89,9 @@ async def render_chat(request: web.Request) -> web.Response:
     body = await read_body(request, ChatRequest)
     asker = await engine.asker(request, body, "chatcmpl")
     token_ids, _ = await engine.prompt_of(body)
+    asked = json.loads(await request.read())
     params: Json = {
+        **{name: asked[name] for name in _PASSED_ON if asked.get(name) is not None},
         "n": body.n,
         "max_tokens": engine.room(token_ids, body.limit),
         "stop": list(body.stops),
@@ -112,7 +122,8 @@ async def generate(request: web.Request) -> web.StreamResponse:
     asker = await engine.asker(request, plain, "generate-tokens")
     prompt_ids = engine.checked(body.token_ids)
     limits = engine.limits(plain, engine.room(prompt_ids, plain.max_tokens))
-    selected = [engine.selected_for_ids(asker, prompt_ids, choice) for choice in range(plain.n)]
+    opened, begun = _taken_apart(engine, prompt_ids)
+    selected = [engine.selected_for_ids(asker, opened, choice) for choice in range(plain.n)]
     await engine.admit()
     fault = engine.selector.fault(selected[0])
     if (refusal := await before_sampling(request, fault, streamed=body.stream)) is not None:
@@ -130,11 +141,49 @@ async def generate(request: web.Request) -> web.StreamResponse:
     with engine.answering(generations):
         for choice, turn in enumerate(selected):
             thinking = not body.reasoning_ended
-            generations.append(
-                engine.start(asker, turn, prompt_ids, limits, choice=choice, thinking=thinking, fault=fault)
-            )
+            generation = engine.start(asker, turn, prompt_ids, limits, choice=choice, thinking=thinking, fault=fault)
+            generations.append(generation)
+            if begun:
+                text = turn.text(thinking=thinking)
+                generation.sample = _rest_of(engine, opened, begun, text, limits, fault) or generation.sample
         work = _Work(engine, body, reply, fault, Answer(request, fault))
         return await (work.streamed(generations) if body.stream else work.unary(generations))
+
+
+def _taken_apart(engine: Engine, prompt_ids: list[int]) -> tuple[list[int], list[int]]:
+    """(the prompt up to where its last answer opens, what is there of that answer already)."""
+    opening, turn_end = engine.tokenizer.assistant_opening, engine.tokenizer.turn_end_id
+    for at in range(len(prompt_ids) - len(opening), -1, -1):
+        if prompt_ids[at] == turn_end:
+            break
+        if prompt_ids[at : at + len(opening)] == opening:
+            return prompt_ids[: at + len(opening)], prompt_ids[at + len(opening) :]
+    return prompt_ids, []
+
+
+def _rest_of(
+    engine: Engine, opened: list[int], begun: list[int], text: str, limits: Limits, fault: Fault | None
+) -> Sample | None:
+    """The sample of the whole turn, without its beginning; None when the turn begins otherwise."""
+    options, count = engine.options, len(begun)
+    drift_seed = options.scenario.drift_seed if options.drift_seed is None else options.drift_seed
+    whole = sample(
+        engine.tokenizer,
+        opened,
+        text,
+        replace(limits, max_tokens=limits.max_tokens + count),
+        drift_seed=drift_seed,
+    )
+    if list(whole.token_ids[:count]) != begun or len(whole.token_ids) == count:
+        return None
+    rest = replace(
+        whole,
+        token_ids=whole.token_ids[count:],
+        logprobs=whole.logprobs[count:],
+        token_texts=whole.token_texts[count:],
+        pieces=whole.pieces[count:],
+    )
+    return rest.cut(fault.after_tokens, "abort") if isinstance(fault, Abort) else rest
 
 
 @dataclass

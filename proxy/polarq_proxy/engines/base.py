@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from polarq_proxy.call import Answer, ModelCall, Piece
+from polarq_proxy.call import Answer, Choice, ModelCall, Piece
 from polarq_proxy.faults import CallFault
 from polarq_proxy.sse import SseEvent
 
@@ -43,6 +43,36 @@ class Features:
     """Answers say themselves which policy version sampled them."""
 
 
+class TokensIn(ABC):
+    """An engine's routes for ids: sampling goes on from given ids, and ids become a message. No I/O happens here."""
+
+    routes: ClassVar[Sequence[str]]
+    """POST: all of them are needed. A server that has one refuses an empty body; one that has not, the path."""
+
+    @abstractmethod
+    def settings(self, body: Mapping[str, Any]) -> EngineRequest:
+        """Asks how the engine itself would sample a chat request's `body`."""
+
+    @abstractmethod
+    def going_on(
+        self, settings: bytes, prompt_ids: Sequence[int], sampled_ids: Sequence[int], limit: int | None
+    ) -> EngineRequest | None:
+        """Samples what follows `sampled_ids`, `limit` ids in all, as a stream. `settings` is the answer to that
+        question. None: this call cannot be gone on with as if it had never been cut. Raises `CallFault`."""
+
+    @abstractmethod
+    def read_event(self, event: SseEvent) -> Piece:
+        """One event of that stream; its ids are new ones. Raises `CallFault`."""
+
+    @abstractmethod
+    def message(self, body: Mapping[str, Any], answer: Answer) -> EngineRequest:
+        """Makes the message of an answer's ids, as the chat request's `body` wants it."""
+
+    @abstractmethod
+    def read_message(self, data: bytes) -> Choice:
+        """Message and finish reason. Raises `CallFault`."""
+
+
 class Engine(ABC):
     """One kind of inference server. Instances hold only what they are fitted to, and are shared by all calls."""
 
@@ -54,6 +84,10 @@ class Engine(ABC):
 
     def features(self) -> Features:
         return Features()
+
+    def tokens_in(self) -> TokensIn | None:
+        """Its routes for ids, where its kind has any; whether a server opens them, only asking it tells."""
+        return None
 
     def logprobs_mode(self, body: Mapping[str, Any]) -> str:
         """What the log-probabilities of a request's answer mean; "unknown" where only the server's own start knows."""

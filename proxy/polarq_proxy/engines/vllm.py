@@ -15,7 +15,7 @@ import msgspec
 
 from polarq.contracts.completion import Usage, VersionSpan
 from polarq_proxy.call import Answer, Choice, ChoiceDelta, ModelCall, Piece
-from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest
+from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest, TokensIn
 from polarq_proxy.engines.history import readable
 from polarq_proxy.engines.vllm_answers import entries_of, read_chat
 from polarq_proxy.engines.vllm_completions import (
@@ -25,6 +25,7 @@ from polarq_proxy.engines.vllm_completions import (
     with_changes,
     with_choices,
 )
+from polarq_proxy.engines.vllm_tokens import VllmTokens
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.jsons import NotJson, decode
 from polarq_proxy.sse import SseEvent
@@ -50,6 +51,9 @@ class VllmEngine(Engine):
     name: ClassVar[str] = "vllm"
     version_path: ClassVar[str | None] = "/version"
     weights_path: ClassVar[str | None] = "/weight_info"
+
+    def tokens_in(self) -> TokensIn | None:
+        return VllmTokens(self)
 
     def request(
         self, call: ModelCall, model: str, *, stream: bool, prompt_ids: Sequence[int] | None = None
