@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -83,8 +84,9 @@ async def engine_says(inference: ScriptedInference, path: str, **body: Any) -> N
 
 async def met(rig: Rig, continues: bool = True) -> None:
     """The proxy knows its engine."""
-    await until(lambda: rig.proxy.fleet.endpoints[0].state.gives_ids is not None)
-    await until(lambda: rig.proxy.fleet.endpoints[0].report()["continues"] is continues)
+    [endpoint] = rig.proxy.fleet.endpoints
+    await endpoint.met()
+    assert endpoint.report()["continues"] is continues
 
 
 async def cut(rig: Rig, between: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -375,6 +377,58 @@ async def test_who_comes_while_a_cut_call_goes_on_is_shown_all_of_it(redis_clien
             answer.close()
         again = await rig.stream(model="m")
         assert (again.text(), again.finish_reasons, again.ended) == (WORDS, ["stop"], True)
+        [record] = await rig.records()
+        assert_whole(record, inference, continued=1)
+
+
+async def test_all_that_was_sampled_is_kept_when_no_message_can_be_made_of_it(redis_client: Redis, keys: Keys) -> None:
+    # This release samples on from ids, and has no parsers for them yet.
+    old = ScriptedInference(scenario=saying(content=WORDS, fault=ABORTED_ONCE), version="0.23.0")
+    async with old as inference, running(redis_client, keys, inference.base_url) as rig:
+        await met(rig, continues=False)
+        endpoint = rig.proxy.fleet.endpoints[0]
+        endpoint.tokens_in = VllmEngine().tokens_in()
+        assert (await rig.ask())["choices"][0]["message"]["content"] == WORDS
+        first, second = await rig.records()
+        assert (first.label, first.continued, second.continued) == (CompletionLabel.ABORTED, 1, 0)
+        assert first.sampled_ids == joined(sampled(inference)[:2])[0] == second.sampled_ids
+        assert endpoint.report()["continues"] is False
+
+
+async def test_in_exact_mode_the_next_prompt_goes_on_from_all_parts(redis_client: Redis, keys: Keys) -> None:
+    turns = tuple(Turn(content=f"{at} {WORDS}", fault=ABORTED_ONCE) for at in range(3))
+    drifting = Scenario(name="said", drift_seed=7, scripts=(Script(name="a", turns=turns),))
+    async with (
+        ScriptedInference(scenario=drifting, scale_out=True) as inference,
+        running(redis_client, keys, inference.base_url, context="exact") as rig,
+    ):
+        await until(lambda: rig.proxy.fleet.endpoints[0].suffixes is not None)
+        messages = [*HELLO]
+        for _ in turns:
+            answer = await rig.ask(messages)
+            messages += [answer["choices"][0]["message"], {"role": "user", "content": "go on"}]
+        records = await rig.records()
+        assert [record.continued for record in records] == [1, 1, 1]
+        assert [record.untrainable for record in records] == [None, None, None]
+        for before, after in pairwise(records):
+            so_far = before.prompt_ids + before.sampled_ids
+            assert after.prompt_ids[: len(so_far)] == so_far
+            assert after.exact
+
+
+async def test_another_dialects_stream_ends_as_if_nothing_had_been(redis_client: Redis, keys: Keys) -> None:
+    async with slowly(content=WORDS) as inference, running(redis_client, keys, inference.base_url) as rig:
+        await met(rig)
+        body = {"model": "m", "messages": HELLO, "max_tokens": 1000, "stream": True}
+        async with rig.http.post(rig.base_url + "/v1/messages", json=body) as answer:
+            seen = await answer.content.readuntil(b"one")
+            await cut(rig)
+            rest = await answer.read()
+        events = [json.loads(line[6:]) for line in (seen + rest).split(b"\n") if line.startswith(b"data: ")]
+        deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+        assert "".join(delta["text"] for delta in deltas) == WORDS
+        assert [event["type"] for event in events].count("content_block_start") == 1
+        assert events[-1]["type"] == "message_stop"
         [record] = await rig.records()
         assert_whole(record, inference, continued=1)
 
