@@ -74,7 +74,7 @@ class ScriptLine:
             try:
                 await self._round([b"EVALSHA", self._script.sha1.encode()], calls)
                 await self._round([b"EVAL", self._script.source.encode()], calls)
-            except (RedisError, OSError) as exc:
+            except Exception as exc:  # whatever it is, it is the callers' to raise: none of them may wait for ever
                 for call in calls:
                     if not call.answer.done():
                         call.answer.set_exception(exc)

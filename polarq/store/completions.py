@@ -1,9 +1,9 @@
 """Captured completions of an attempt: appended while its grant is open, read back whole and in order.
 
 Each record is one element of a Redis list. Its prompt is (base, shared, new ids): the first `shared` of the prompt and
-sampled ids of the call with the id `base`, then the new ids; messages and tools likewise, and of the other fields only
-those that differ from the call `like`. So a session takes space for its tokens, not for the square of its turns. A
-base always stands earlier in the same list.
+sampled ids of the call with the id `base`, then the new ids; messages and tools likewise, and of the other fields
+those that last are those of the call `like`. So a session takes space for its tokens, not for the square of its turns.
+A base always stands earlier in the same list.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ KEEP_S = timedelta(days=7).total_seconds()
 MAX_SESSIONS = 4096
 MAX_REMEMBERED = 192 * 1024 * 1024
 """Bytes, over all sessions: the least recently used one is forgotten beyond that."""
+LASTING = {
+    "rollout_id", "dialect", "path", "streamed", "logprobs_mode", "grammar", "engine", "model_served",
+    "model_requested", "exact", "exact_missed", "label", "side_kind", "incomplete", "untrainable", "finish_reason",
+}  # fmt: skip
 _SPLIT = {"prompt_ids", "sampled_ids", "logprobs", "messages", "tools", "parent"}
 
 _APPEND = Script("""
@@ -53,8 +57,10 @@ class Draft:
 
     seq: int
     completion_id: str
+    lasting: dict[str, str | bool | None]
+    """Those fields of `Completion` that mostly stay the same from call to call."""
     fields: dict[str, Any]
-    """Every field of `Completion` that has no place of its own here (`seq` and `completion_id` too), JSON-able."""
+    """Every other field that has no place of its own here (`seq` and `completion_id` too), JSON-able."""
     prompt: Prompt
     """As `CompletionLog.prompt` read it, with nothing recorded in between."""
     sampled_ids: Sequence[int]
@@ -92,7 +98,8 @@ class CompletionLog:
             Draft(
                 seq=completion.seq,
                 completion_id=completion.completion_id,
-                fields=completion.model_dump(mode="json", exclude=_SPLIT),
+                lasting=completion.model_dump(mode="json", include=LASTING),
+                fields=completion.model_dump(mode="json", exclude={*_SPLIT, *LASTING}),
                 prompt=self.prompt(spec, text := text_of(completion.prompt_ids), 0, len(text)),
                 sampled_ids=completion.sampled_ids,
                 logprobs=completion.logprobs,
@@ -202,8 +209,8 @@ class _Stored:
 
     prefixes: Prefixes = field(default_factory=Prefixes)
     tools: dict[bytes, str] = field(default_factory=dict)
-    last: tuple[str, dict[str, Any]] | None = None
-    """The call that was stored last: its id and its fields."""
+    last: tuple[str | None, dict[str, str | bool | None]] = (None, {})
+    """The call that was stored last: its id and its lasting fields."""
     size: int = 0
 
     def record(self, draft: Draft) -> tuple[bytes, History]:
@@ -211,12 +218,13 @@ class _Stored:
         prompt = draft.prompt
         branch, shared = self.prefixes.shared_messages(draft.messages)
         tools_base = self.tools.get(_tools_of(draft)) if draft.tools else None
-        like, known = self.last if self.last is not None else (None, {})
-        fields = {name: value for name, value in draft.fields.items() if not _same(value, known.get(name, _No))}
+        like, lasting = self.last
+        same = lasting == draft.lasting
         record = pack_ready(
             {
-                "like": like,
-                "fields": fields,
+                "like": like if same else None,
+                "lasting": None if same else draft.lasting,
+                "fields": draft.fields,
                 "parent": prompt.parent if draft.parent is None else draft.parent,
                 "prompt": [prompt.shared.base, prompt.shared.length, packed_ids(prompt.new_ids)],
                 "sampled": packed_ids(draft.sampled_ids),
@@ -232,34 +240,21 @@ class _Stored:
         self.prefixes.add(call, draft.seq, draft.prompt, draft.sampled_ids, history)
         if draft.tools:
             self.tools.setdefault(_tools_of(draft), call)
-        self.last = call, draft.fields
-
-
-class _No:
-    """Equal to no value of a field."""
+        self.last = call, draft.lasting
 
 
 def _tools_of(draft: Draft) -> bytes:
     return hashlib.sha256(msgspec.json.encode(draft.tools)).digest()
 
 
-def _same(value: Any, other: Any) -> bool:
-    """As JSON: Python calls 1, 1.0 and True equal."""
-    if type(value) is not type(other) or value != other:
-        return False
-    return value is None or isinstance(value, (str, int, float)) or repr(value) == repr(other)
-
-
 def _whole(
     record: Any, earlier: Mapping[str, Completion], fields: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Completion, Mapping[str, Any]]:
-    """The call and its fields, as a later record's `like` means them."""
+    """The call and its lasting fields."""
     try:
         (prompt_base, shared, prompt_ids), (message_base, old, messages) = record["prompt"], record["messages"]
         tools_base, tools = record["tools"]
-        own = record["fields"]
-        if record["like"] is not None:
-            own = {**fields[record["like"]], **own}
+        own = record["lasting"] if record["like"] is None else fields[record["like"]]
         if prompt_base is not None:
             base = earlier[prompt_base]
             prompt_ids = (base.prompt_ids + base.sampled_ids)[:shared] + prompt_ids
@@ -270,6 +265,7 @@ def _whole(
         completion = Completion.model_validate(
             {
                 **own,
+                **record["fields"],
                 "parent": record["parent"],
                 "prompt_ids": prompt_ids,
                 "sampled_ids": record["sampled"],

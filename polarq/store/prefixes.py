@@ -74,7 +74,8 @@ class Branch:
     """Id of the call whose prompt and sampled ids these are."""
     line: Line
     marks: list[tuple[int, int]]
-    """(length in bytes, seq), growing: up to there the ids are the prompt and the sampled ids of call `seq`."""
+    """(length in bytes, seq), lengths growing: up to there the ids are the prompt and the sampled ids of call `seq`,
+    the last one if there are several."""
     history: History
 
 
@@ -145,7 +146,7 @@ class Prefixes:
         sampled = text_of(sampled_ids)
         line = prompt.line.plus(sampled, len(sampled_ids))
         known = dict(prompt.found)
-        marks: set[tuple[int, int]] = set()
+        marks: list[tuple[int, int]] = []
         left = []
         for branch in self._branches:
             border = known.get(branch)
@@ -155,12 +156,12 @@ class Prefixes:
             elif border.length == prompt.line.length and sampled:
                 text = b"," + sampled if border.length else sampled
                 border = branch.line.common(text, 0, len(text), since=border)
-            marks.update(_within(branch.marks, border.length))
+            marks = _merged(marks, _within(branch.marks, border.length))
             if border.length < branch.line.length:
                 left.append(branch)
         if sampled:
-            marks.add((line.length, seq))
-        self._branches = [*left, Branch(call, line, sorted(marks), history)][-MAX_BRANCHES:]
+            marks = _merged(marks, [(line.length, seq)])
+        self._branches = [*left, Branch(call, line, marks, history)][-MAX_BRANCHES:]
 
 
 def _length(found: tuple[Branch, Border]) -> int:
@@ -169,6 +170,15 @@ def _length(found: tuple[Branch, Border]) -> int:
 
 def _within(marks: list[tuple[int, int]], length: int) -> list[tuple[int, int]]:
     return marks[: bisect_right(marks, length, key=itemgetter(0))]
+
+
+def _merged(marks: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    if not marks or not others:
+        return marks or others
+    if marks[-1][0] < others[0][0]:
+        return marks + others
+    # Of several calls that ended at one place, the one that came last.
+    return list(dict(sorted({*marks, *others})).items())
 
 
 def _plain(message: Message) -> bool:

@@ -174,7 +174,7 @@ class Recorder:
         counters.prompt_tokens += drafts[0].prompt.count
         if capture.label is CompletionLabel.SIDE and broken is None:
             counters.side[capture.side_kind or "other"] += len(drafts)
-        counters.untrainable += sum(draft.fields["untrainable"] is not None for draft in drafts)
+        counters.untrainable += sum(draft.lasting["untrainable"] is not None for draft in drafts)
 
     def _prompt(self, capture: Capture, answer: Answer) -> Prompt | None:
         """The answer's prompt ids as the session's record knows them; None when these are not all token ids."""
@@ -217,7 +217,7 @@ def drafts_of(capture: Capture, answer: Answer, broken: str | None, prompt: Prom
     shared = broken or capture.doubt or capture.joint_doubt or _shared_doubt(capture, answer, prompt, total)
     if shared is None and engine is not None:
         shared = engine.untrainable(capture.body)
-    common = _common_fields(capture, answer, broken)
+    lasting, common = _lasting(capture, answer, broken), _common_fields(capture)
     drafts = []
     for place, choice in enumerate(choices):
         ids = _ids(choice.ids)
@@ -230,34 +230,37 @@ def drafts_of(capture: Capture, answer: Answer, broken: str | None, prompt: Prom
             "seq": seq,
             "completion_id": completion_id,
             "reply": choice.message,
-            "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
             "weight_versions": [{"version": span.version, "start": span.start, "end": span.end} for span in spans],
             "usage": _usage(answer.usage, ids, len(choices), total),
-            "untrainable": shared or _doubt(choice, ids, logprobs) or bad or odd,
         }
         drafts.append(
-            Draft(seq, completion_id, fields, prompt or NO_PROMPT, ids or [], logprobs, call.messages, call.tools)
+            Draft(
+                seq=seq,
+                completion_id=completion_id,
+                lasting={
+                    **lasting,
+                    "finish_reason": choice.finish_reason,
+                    "untrainable": shared or _doubt(choice, ids, logprobs) or bad or odd,
+                },
+                fields=fields,
+                prompt=prompt or NO_PROMPT,
+                sampled_ids=ids or [],
+                logprobs=logprobs,
+                messages=call.messages,
+                tools=call.tools,
+            )
         )
     return drafts
 
 
-def _common_fields(capture: Capture, answer: Answer, broken: str | None) -> dict[str, Any]:
-    """What all choices of an answer have in common; with the rest, every field of `Completion` that `Draft` has not."""
+def _lasting(capture: Capture, answer: Answer, broken: str | None) -> dict[str, str | bool | None]:
     engine = capture.endpoint.engine if capture.endpoint is not None else None
     return {
-        "schema_version": 1,
         "rollout_id": capture.session.spec.rollout_id,
-        "attempt": capture.session.spec.attempt,
-        "retry_of": capture.retry_of,
-        "requested_at": capture.requested_at.isoformat(),
-        "answered_at": datetime.now(UTC).isoformat(),
-        "latency_s": time.monotonic() - capture.started,
         "dialect": capture.dialect,
         "path": capture.path,
-        "request_digest": capture.request_digest,
         "streamed": capture.call.stream,
-        "sampling": engine.sampling(capture.body) if engine is not None else {},
         "logprobs_mode": engine.logprobs_mode(capture.body) if engine is not None else "unknown",
         "grammar": engine.grammar(capture.body) if engine is not None else None,
         "engine": engine.name if engine is not None else "",
@@ -265,11 +268,25 @@ def _common_fields(capture: Capture, answer: Answer, broken: str | None) -> dict
         "model_requested": capture.call.model,
         "exact": capture.exact_ids is not None,
         "exact_missed": capture.exact_missed,
-        "overridden": capture.overridden,
         "label": str(capture.label if broken is None else CompletionLabel.ABORTED),
         "side_kind": capture.side_kind,
-        "continued": capture.continued,
         "incomplete": broken is not None,
+    }
+
+
+def _common_fields(capture: Capture) -> dict[str, Any]:
+    """What else all choices of an answer have in common."""
+    engine = capture.endpoint.engine if capture.endpoint is not None else None
+    return {
+        "attempt": capture.session.spec.attempt,
+        "retry_of": capture.retry_of,
+        "requested_at": capture.requested_at.isoformat(),
+        "answered_at": datetime.now(UTC).isoformat(),
+        "latency_s": time.monotonic() - capture.started,
+        "request_digest": capture.request_digest,
+        "continued": capture.continued,
+        "sampling": engine.sampling(capture.body) if engine is not None else {},
+        "overridden": capture.overridden,
     }
 
 

@@ -189,17 +189,16 @@ class Relay:
     async def _asked(self, flight: Flight) -> Answer:
         """A whole answer, not recorded yet."""
         capture = flight.capture
-        if not self._streams(capture):
-            async with self._posted(capture, stream=False) as response:
+        streams = self._streams(capture)
+        async with self._posted(capture, stream=streams) as response:
+            if not streams and not response.is_stream:
                 return _endpoint_of(capture).engine.read(await response.read())
-        async with (
-            self._posted(capture, stream=True) as response,
-            aclosing(self._pieces(capture, response)) as stream,
-        ):
-            async for pieces in stream:
-                await flight.take(pieces)
-                if flight.gatherer.done:
-                    break
+            # What came decides: there are servers that stream without being asked to.
+            async with aclosing(self._pieces(capture, response)) as stream:
+                async for pieces in stream:
+                    await flight.take(pieces)
+                    if flight.gatherer.done:
+                        break
         if not flight.gatherer.finished:
             raise CallFault(FaultKind.ENGINE_FAULT, "the inference server ended its stream before the answer's end")
         return flight.gatherer.answer()

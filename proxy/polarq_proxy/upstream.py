@@ -9,79 +9,82 @@ is a `CallFault`.
 from __future__ import annotations
 
 import asyncio
-import io
+import base64
+import os
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
-
-import aiohttp
+from urllib.parse import unquote, urlsplit
 
 from polarq.topology import InferenceEndpoint
 from polarq_proxy.bodies import BodyDamaged, BodyTooLarge, UnknownEncoding, read_body, unpacked
 from polarq_proxy.faults import CallFault, FaultKind
+from polarq_proxy.http1 import Connection, Disconnected, Pool
 from polarq_proxy.jsons import NotJson, decode
 
-CONNECT_TIMEOUT_S = 10.0
 IDLE_S = 4.0
 """Idle connections are closed by us before common engines close them (after 5 s)."""
 END_TIMEOUT_S = 0.25
 """How long a stream that said it is done may take to end, before its connection is given up."""
 LARGEST_ANSWER = 256 * 1024 * 1024
-_LARGE_BODY = 512 * 1024
-_CLIENT_ERRORS = (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError)
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """What the connection's trace told about one request."""
-
-    reused: bool = False
 
 
 class UpstreamResponse:
     """An answer whose head has come."""
 
-    def __init__(self, response: aiohttp.ClientResponse, where: str) -> None:
-        self._response = response
+    def __init__(self, connection: Connection, where: str) -> None:
+        self._connection = connection
         self._where = where
-        self.status = response.status
-        self.headers: Mapping[str, str] = response.headers
+        self.status = connection.status
+        self.headers: Mapping[str, str] = connection.headers
 
     @property
     def is_stream(self) -> bool:
-        return self._response.content_type == "text/event-stream"
+        kind = self.headers.get("Content-Type", "")
+        return kind.partition(";")[0].strip().lower() == "text/event-stream"
 
     async def read(self) -> bytes:
         """The whole body. Raises `CallFault`."""
         with self._faults():
-            return await read_body(self._response.content.iter_any(), self._encoding, LARGEST_ANSWER)
+            if self._encoding:
+                return await read_body(self._pieces(), self._encoding, LARGEST_ANSWER)
+            pieces, size = [], 0
+            while piece := await self._connection.some():
+                pieces.append(piece)
+                size += len(piece)
+                if size > LARGEST_ANSWER:
+                    raise BodyTooLarge(f"the body is larger than {LARGEST_ANSWER} bytes")
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises `CallFault`."""
         with self._faults():
-            async for chunk in unpacked(self._response.content.iter_any(), self._encoding, LARGEST_ANSWER):
+            async for chunk in unpacked(self._pieces(), self._encoding, LARGEST_ANSWER):
                 yield chunk
 
     async def end(self) -> None:
         """Lets the connection be used again if the body's end is near, else closes it."""
-        content = self._response.content
-        with suppress(TimeoutError, *_CLIENT_ERRORS):
+        if self._connection.ended:
+            return
+        with suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(END_TIMEOUT_S):
-                while not content.at_eof():
-                    await content.readany()
+                while await self._connection.some():
+                    pass
                 return
         self.close()
 
     def close(self) -> None:
         """Hangs up: the engine stops sampling."""
-        self._response.close()
+        self._connection.close()
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        while piece := await self._connection.some():
+            yield piece
 
     @property
     def _encoding(self) -> str:
-        encoding: str = self._response.headers.get("Content-Encoding", "")
-        return encoding
+        return self.headers.get("Content-Encoding", "")
 
     def _faults(self) -> _BodyFaults:
         return _BodyFaults(self._where)
@@ -97,7 +100,7 @@ class _BodyFaults:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: object) -> None:
-        if isinstance(exc, _CLIENT_ERRORS):
+        if isinstance(exc, ConnectionError):
             text = f"{self._where} broke off its answer: {_reason(exc)}"
             raise CallFault(FaultKind.ENGINE_FAULT, text) from exc
         if isinstance(exc, (BodyTooLarge, BodyDamaged, UnknownEncoding)):
@@ -109,60 +112,62 @@ class Upstream:
 
     def __init__(self, endpoint: InferenceEndpoint, api_key: str | None) -> None:
         self.where = f"the inference server at {endpoint.base_url}"
-        self._base_url = endpoint.base_url
-        self._headers = {"Accept-Encoding": "identity", "User-Agent": "polarq"}
+        parts = urlsplit(endpoint.base_url)
+        self._prefix = parts.path.rstrip("/")
+        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        port = parts.port or (443 if tls is not None else 80)
+        self._pool = Pool(parts.hostname or "", port, tls, IDLE_S)
+        headers = {
+            "Host": parts.netloc.rpartition("@")[2].encode("idna").decode(),
+            "Accept": "*/*",
+            "Accept-Encoding": "identity",
+            "User-Agent": "polarq",
+        }
         if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._kept: aiohttp.ClientSession | None = None
-        self._fresh: aiohttp.ClientSession | None = None
+            headers["Authorization"] = f"Bearer {api_key}"
+        elif parts.username is not None:
+            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
+        self._headers = headers
 
     async def start(self) -> None:
-        self._kept = self._session(aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S))
-        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True))
+        """Nothing is connected before the first request."""
 
     async def close(self) -> None:
-        for session in (self._kept, self._fresh):
-            if session is not None:
-                await session.close()
-
-    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
-        return aiohttp.ClientSession(
-            connector=connector,
-            headers=self._headers,
-            trust_env=False,
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-            read_bufsize=1 << 18,
-            trace_configs=[trace],
-        )
+        self._pool.close()
 
     @asynccontextmanager
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[UpstreamResponse]:
         """POSTs JSON. Leaving the block by an exception hangs up on the engine."""
-        response = UpstreamResponse(await self._opened(path, body, headers), self.where)
+        whole = {**headers, "Content-Type": "application/json", "Content-Length": str(len(body))}
+        head = self._head("POST", path, whole)
+        connection = await self._answered([head, body])
+        response = UpstreamResponse(connection, self.where)
         try:
             yield response
+            await response.end()
         except BaseException:
             response.close()
             raise
-        await response.end()
+        finally:
+            self._pool.release(connection)
 
     async def get_json(self, path: str, timeout_s: float) -> Any:
         """The JSON at `path`, or None where there is no such route or no JSON. Raises `CallFault` when there is no
         answer at all, or status 5xx."""
-        assert self._kept is not None
         try:
             async with asyncio.timeout(timeout_s):
-                async with self._kept.get(self._base_url + path, allow_redirects=False) as answer:
-                    response = UpstreamResponse(answer, self.where)
+                connection = await self._answered([self._head("GET", path, {})])
+                try:
+                    response = UpstreamResponse(connection, self.where)
                     data = await response.read()
+                except BaseException:
+                    connection.close()
+                    raise
+                finally:
+                    self._pool.release(connection)
         except TimeoutError:
             raise CallFault(FaultKind.TIMED_OUT, f"{self.where} did not answer {path} in {timeout_s:g} s") from None
-        except _CLIENT_ERRORS as exc:
-            raise CallFault(FaultKind.ENGINE_DOWN, f"{self.where} does not answer: {_reason(exc)}") from exc
         if response.status >= 500:
             raise CallFault(FaultKind.ENGINE_FAULT, f"{self.where} answered {path} with {response.status}")
         try:
@@ -170,59 +175,48 @@ class Upstream:
         except NotJson:
             return None
 
-    async def _opened(self, path: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        assert self._kept is not None
-        assert self._fresh is not None
-        attempt = _Attempt()
-        try:
-            return await self._send(self._kept, path, body, headers, attempt)
-        except aiohttp.ClientConnectorError as exc:
-            raise self._down(exc) from exc
-        except _CLIENT_ERRORS as exc:
-            if not attempt.reused or _began(exc):
+    def _head(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
+        lines = [f"{method} {self._prefix}{path} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in self._headers.items()]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if any("\r" in line or "\n" in line for line in lines):
+            raise CallFault(
+                FaultKind.MISCONFIGURED, f"a header for {self.where} holds a line break: correct its API key"
+            )
+        return "\r\n".join([*lines, "\r\n"]).encode()
+
+    async def _answered(self, request: list[bytes]) -> Connection:
+        """A connection on which the head of the answer has come. Raises `CallFault`."""
+        kept = self._pool.kept()
+        if kept is not None:
+            try:
+                return await self._sent(kept, request)
+            except Disconnected as exc:
+                if not exc.silent:
+                    raise self._down(exc) from exc
+            except OSError as exc:
                 raise self._down(exc) from exc
         try:
-            return await self._send(self._fresh, path, body, headers, _Attempt())
-        except _CLIENT_ERRORS as exc:
+            return await self._sent(await self._pool.fresh(), request)
+        except OSError as exc:
             raise self._down(exc) from exc
 
-    async def _send(
-        self,
-        session: aiohttp.ClientSession,
-        path: str,
-        body: bytes,
-        headers: Mapping[str, str],
-        attempt: _Attempt,
-    ) -> aiohttp.ClientResponse:
-        # aiohttp writes a large bytes object in one piece, which holds up every other call.
-        data = io.BytesIO(body) if len(body) > _LARGE_BODY else body
-        return await session.post(
-            self._base_url + path,
-            data=data,
-            headers={"Content-Type": "application/json", **headers},
-            allow_redirects=False,
-            trace_request_ctx=attempt,
-        )
+    async def _sent(self, connection: Connection, request: list[bytes]) -> Connection:
+        try:
+            await connection.send(request)
+        except BaseException:
+            connection.close()
+            self._pool.release(connection)
+            raise
+        return connection
 
-    def _down(self, exc: BaseException) -> CallFault:
+    def _down(self, exc: OSError) -> CallFault:
         return CallFault(FaultKind.ENGINE_DOWN, f"{self.where} does not answer: {_reason(exc)}")
 
 
-async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-    if isinstance(context.trace_request_ctx, _Attempt):
-        context.trace_request_ctx.reused = True
-
-
-def _began(exc: BaseException) -> bool:
-    """Bytes of an answer had come, so that the engine has the request."""
-    if isinstance(exc, aiohttp.ServerDisconnectedError):
-        return not isinstance(exc.message, str)  # it holds what there is of the head
-    return isinstance(exc, aiohttp.ClientResponseError)
-
-
-def _reason(exc: BaseException) -> str:
-    if isinstance(exc, aiohttp.ClientConnectorError):
-        return exc.strerror or str(exc.os_error)
-    if isinstance(exc, aiohttp.ServerDisconnectedError):
+def _reason(exc: OSError) -> str:
+    if isinstance(exc, Disconnected) and exc.silent:
         return "it closed the connection without an answer"
+    if exc.errno is not None and exc.errno > 0:
+        return os.strerror(exc.errno)
     return str(exc) or type(exc).__name__
