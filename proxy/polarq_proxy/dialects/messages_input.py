@@ -45,7 +45,7 @@ def chat_messages(system: Any, messages: Any) -> list[dict[str, Any]]:
         if role == "assistant":
             answered = True
             chat.append(_assistant(content, where))
-        elif role not in {"system", "developer"}:
+        elif role not in ("system", "developer"):  # a tuple: what comes may be a list
             chat.extend(_user(content, where))
         elif answered:
             chat.append({"role": "user", "content": f"<system>\n{_joined(_texts(content, where))}\n</system>"})
