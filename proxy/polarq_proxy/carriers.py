@@ -34,7 +34,9 @@ def session_in_head(head: bytes) -> tuple[bool, str | None]:
     words = line.split(b" ")
     target = words[1].decode("latin-1") if len(words) > 1 else ""
     path, _, query = target.partition("?")
-    found = session_in_path(path) if ended or path.count("/") > 2 else None
+    if not (ended or len(words) > 2 or query):
+        path = path.rpartition("/")[0]  # more of its last part may come
+    found = session_in_path(path)
     if found:
         return True, found
     fields, whole, _ = head.partition(b"\r\n\r\n")
