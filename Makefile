@@ -5,6 +5,7 @@
 #   make test-engine     the tests against a real vLLM on the CPU (downloads about 0.6 GB); with ENGINE=sglang (or
 #                        vllm) and URL=http://... against a server that runs already, MODEL=... if it serves several,
 #                        CHECKPOINT=... the folder of its model, for comparing log-probabilities (needs transformers)
+#   make fuzz            looks for what breaks the proxy, FUZZ_S seconds long (60), with atheris where it can be installed
 #   make lint            ruff, mypy (strict, tests too), import contracts
 #   make lock            writes constraints.txt anew
 #   make clean           removes what make made
@@ -19,6 +20,7 @@ ENGINE ?= vllm
 URL ?=
 MODEL ?=
 CHECKPOINT ?=
+FUZZ_S ?= 60
 
 BIN := $(VENV)/bin
 # Byte-code is made at install, by all cores: the first start is as fast as the second, also where
@@ -28,7 +30,7 @@ INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/pyth
 # Where it is set, polarq itself would be compiled anew at each start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-engine lint lock clean
+.PHONY: demo test test-engine fuzz lint lock clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/polarq demo $(ARGS)
@@ -39,6 +41,11 @@ test: $(VENV)/.dev
 test-engine: $(if $(URL),$(VENV)/.dev)
 	POLARQ_ENGINE='$(ENGINE)' POLARQ_ENGINE_URL='$(URL)' POLARQ_ENGINE_MODEL='$(MODEL)' \
 		POLARQ_ENGINE_CHECKPOINT='$(CHECKPOINT)' POLARQ_ENGINE_PYTHON='$(abspath $(BIN))/python' bash .ci/engine $(ARGS)
+
+fuzz: $(VENV)/.dev
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/uv pip install --quiet --python $(BIN)/python atheris || \
+		echo "atheris is not for this Python: inputs are made by plain mutation" >&2
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_S) $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

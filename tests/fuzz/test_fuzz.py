@@ -1,0 +1,77 @@
+"""What `make fuzz` looks for, in small: any bytes, and real requests spoilt."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polarq.testing.redis import EmbeddedRedis
+from polarq_proxy.carriers import session_in_head
+
+from .blackbox import attacked
+from .mutation import captured, changed, spoilt
+from .targets import PATHS, TARGETS
+
+STREAM = b'data: {"a":1}\n\n: c\n\nevent: error\r\ndata: one\r\ndata:  two\r\n\r\ndata\rid: 7\r\rdata: [DONE]\n\n'
+seeds = st.integers(0, 2**32).map(random.Random)
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+@given(data=st.binary(max_size=300))
+def test_any_bytes_are_read_or_refused(name: str, data: bytes) -> None:
+    TARGETS[name](data)
+
+
+@settings(max_examples=200)
+@given(
+    data=st.lists(st.sampled_from([b"data", b":", b" ", b"\n", b"\r", b"event", b"x", b"\xef\xbb\xbf", b"\xff", b"id"]))
+)
+def test_any_stream_of_events_is_read_the_same_however_it_is_cut(data: list[bytes]) -> None:
+    TARGETS["sse"](b"".join(data))
+
+
+@given(dice=seeds)
+def test_spoilt_streams_are_read_the_same_however_they_are_cut(dice: random.Random) -> None:
+    TARGETS["sse"](dice.randbytes(2) + spoilt(STREAM, dice))
+
+
+@settings(max_examples=150)
+@given(dice=seeds)
+def test_spoilt_requests_of_harnesses_are_read_or_refused(dice: random.Random) -> None:
+    real = dice.choice(captured())
+    place = next((at for at, path in enumerate(PATHS) if real.path.endswith(path)), dice.randrange(len(PATHS)))
+    chosen = bytes([place if dice.random() < 0.9 else dice.randrange(256)])
+    data = json.dumps(changed(real.body, dice)).encode("utf-8", "surrogatepass")
+    TARGETS["request"](chosen + (data if dice.random() < 0.8 else spoilt(data, dice)))
+
+
+@pytest.mark.parametrize("role", [[], {}, [[{}]], 1, None])
+def test_a_role_that_is_no_word_is_read_or_refused(role: object) -> None:
+    said = [{"role": role, "content": "x"}]
+    for at in range(len(PATHS)):
+        for name in ("messages", "input", "contents"):
+            TARGETS["request"](bytes([at]) + json.dumps({"model": "m", "max_tokens": 9, name: said}).encode())
+
+
+@given(dice=seeds)
+def test_spoilt_heads_say_whose_they_are_or_nothing(dice: random.Random) -> None:
+    TARGETS["head"](spoilt(dice.choice(captured()).raw("secret").partition(b"\r\n\r\n")[0] + b"\r\n\r\n", dice))
+
+
+@pytest.mark.parametrize("path", ["/s//secret/v1/messages", "//s/secret/v1/messages", "/s/secret?x=1", "/s/secret"])
+def test_half_a_session_is_nobodys(path: str) -> None:
+    line = f"POST {path} HTTP/1.1\r\n".encode()
+    told = [session_in_head(line[:cut]) for cut in range(len(line) + 1)]
+    assert {who for enough, who in told if enough} == {"secret"}
+    assert told[-1] == (True, "secret")
+
+
+async def test_a_proxy_that_is_sent_spoilt_requests_answers_the_next_honest_one(redis_server: EmbeddedRedis) -> None:
+    outcome = await attacked(redis_server.url, seed=1, requests=120)
+    assert outcome.sent == 120
+    assert outcome.statuses["200"] > 10
+    assert outcome.statuses["400"] > 10
