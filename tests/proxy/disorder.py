@@ -1,16 +1,13 @@
 """A world of one engine, one store and one session, in which calls, cuts, faults, pauses and restarts happen in any
-order; it notes what harnesses asked and read, so that the record can be compared with both sides.
-
-The engine never says the same twice: every sample has a text of its own, so that a text tells which sample it is.
-"""
+order; it notes what harnesses asked and read, so that the record can be compared with both sides."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 import aiohttp
 from aiohttp import web
@@ -21,42 +18,17 @@ from polarq.ledger.keys import Keys
 from polarq.store.completions import read_completions
 from polarq.store.grants import GrantSpec, open_grant
 from polarq.store.pauses import PauseMode, clear_pause, set_pause
-from polarq.testing.inference import SampledCall, Scenario, ServerOptions, build_app
-from polarq.testing.inference.engine import ENGINE, Engine
-from polarq.testing.inference.faults import Fault
-from polarq.testing.inference.selection import Selected, Selector
+from polarq.testing.inference import SampledCall
+from polarq.testing.inference.engine import Engine
 from polarq.topology import InferenceEndpoint, Node
 from polarq.topology.models import ProxySection
 from polarq_proxy.app import SERVER_OPTIONS, Proxy
 
+from .novelty import SESSION, Novel, novel_engine
 from .rig import until
-from .tongues import Talk, Tongue
+from .tongues import Tongue
 
-SESSION = "task.0"
-WORDS = "one two three four five six seven eight"
-PACE = 250.0
-"""Tokens per second: slow enough that something can happen in the middle."""
-
-
-@dataclass
-class Novel(Selector):
-    """Says something new each time, and meets a fault when one is planned."""
-
-    said: int = 0
-    planned: list[Fault] = field(default_factory=list)
-
-    def select(self, messages: Any, **how: Any) -> Selected:
-        selected = super().select(messages, **how)
-        if selected.conversation == SESSION:
-            self.said += 1
-            selected = replace(selected, forced=f"sample {self.said}: {WORDS}")
-        return selected
-
-    def select_for_prompt(self, prompt: str, turn_index: int, **how: Any) -> Selected:
-        return replace(self.select([{"role": "user", "content": prompt}], **how), turn_index=turn_index)
-
-    def fault(self, selected: Selected) -> Fault | None:
-        return self.planned.pop(0) if self.planned and selected.conversation == SESSION else None
+Then = Literal["", "whole", "streamed", "abort"]
 
 
 @dataclass(frozen=True)
@@ -214,14 +186,15 @@ class World:
         async with self.http.post(self.base_url + path, json=body, headers=headers) as answer:
             yield answer
 
-    async def cut(self, question: Question, *, stream: bool, marked: bool, where: str) -> None:
-        """Asks and hangs up: before the head, in the middle of a stream, or when its last event has come."""
+    async def cut(self, question: Question, *, stream: bool, marked: bool, where: str, then: Then = "") -> None:
+        """Asks and hangs up: before the head, in the middle of a stream, or when its last event has come. Then the same
+        harness asks the same again at once, or what goes on without it is aborted by a pause."""
         self._counted(question, marked=marked)
         before = len(self.samples)
         seen = bytearray()
         came = asyncio.Event()
         reading = asyncio.create_task(self._read_until(question, stream, marked, where, seen, came))
-        begun = asyncio.create_task(self._begun(before))
+        begun = asyncio.create_task(self._begun(before, tokens=0 if where == "head" else 2))
         signs = {reading, begun} if where == "head" or not stream else {reading, asyncio.create_task(came.wait())}
         with suppress(TimeoutError):
             async with asyncio.timeout(20):
@@ -235,13 +208,48 @@ class World:
             text, _ = question.tongue.streamed(bytes(seen))
             self._noted(Reading(question, text, whole=False, new=False))
         await until(lambda: not any(flight.awaited for flight in self.proxy.sessions.under_way()))
-        self.engine.gate.resume()
         self.asked[question].unread = len(unfinished) == 1
+        if then in {"whole", "streamed"}:
+            await self._asked_while_frozen(question, stream=then == "streamed")
+            return
+        self.engine.gate.resume()
+        if then == "abort" and unfinished:
+            await self.engine.ledger.wait_until(
+                lambda _: unfinished[0].finished_at is not None or len(unfinished[0].sampled_ids) >= 2, timeout_s=20
+            )
+            await self._pausing("abort")
+            await self._resumed()
 
-    async def _begun(self, before: int) -> None:
-        await self.engine.ledger.wait_until(
-            lambda _: len(self.samples) > before and len(self.samples[-1].sampled_ids) >= 2, timeout_s=20
+    async def _asked_while_frozen(self, question: Question, *, stream: bool) -> Reading:
+        """Lets the engine go on when the call has been joined to one under way, or is one of its own."""
+        replays, flights = self.proxy.counters.replays, self.proxy.sessions.under_way()
+        asking = asyncio.create_task(self.ask(question, stream=stream))
+        await until(
+            lambda: (
+                asking.done()
+                or self.proxy.counters.replays > replays
+                or any(flight not in flights for flight in self.proxy.sessions.under_way())
+            )
         )
+        self.engine.gate.resume()
+        return await asking
+
+    async def _begun(self, before: int, tokens: int = 2) -> None:
+        await self.engine.ledger.wait_until(
+            lambda _: len(self.samples) > before and len(self.samples[-1].sampled_ids) >= tokens, timeout_s=20
+        )
+
+    async def _pausing(self, mode: PauseMode) -> None:
+        """The policy's weights are about to change; returns when nothing is in flight any more."""
+        if mode == "abort":
+            self._cut_now()
+        await set_pause(self.redis, self.keys, lease_s=600, mode=mode)
+        await self.proxy.pauses.look()
+        await until(lambda: self.proxy.gate.in_flight == 0)
+
+    async def _resumed(self) -> None:
+        await clear_pause(self.redis, self.keys)
+        await self.proxy.pauses.look()
 
     async def _read_until(
         self, question: Question, stream: bool, marked: bool, where: str, seen: bytearray, came: asyncio.Event
@@ -270,13 +278,10 @@ class World:
         known = self.asked[question]
         if not first.done() and [call.finish_reason for call in self.samples[before:]] == [None]:
             known.unread = True
-        replays = self.proxy.counters.replays
-        second = asyncio.create_task(self.ask(question, stream=not stream))
-        await until(lambda: second.done() or self.proxy.counters.replays > replays or len(self.samples) > before + 1)
-        self.engine.gate.resume()
+        second = await self._asked_while_frozen(question, stream=not stream)
         begun.cancel()
-        await asyncio.wait({first, second, begun})
-        known.read = first.result().whole and second.result().whole
+        await asyncio.wait({first, begun})
+        known.read = first.result().whole and second.whole
 
     async def paused(self, question: Question, *, stream: bool, mode: PauseMode) -> None:
         """The policy's weights change in the middle of it."""
@@ -284,13 +289,8 @@ class World:
         asking = asyncio.create_task(self.ask(question, stream=stream))
         begun = asyncio.create_task(self._begun(before))
         await asyncio.wait({asking, begun}, return_when=asyncio.FIRST_COMPLETED)
-        if mode == "abort":
-            self._cut_now()
-        await set_pause(self.redis, self.keys, lease_s=600, mode=mode)
-        await self.proxy.pauses.look()
-        await until(lambda: self.proxy.gate.in_flight == 0)
-        await clear_pause(self.redis, self.keys)
-        await self.proxy.pauses.look()
+        await self._pausing(mode)
+        await self._resumed()
         begun.cancel()
         await asyncio.wait({asking, begun})
         asking.result()
@@ -335,23 +335,10 @@ class World:
 
 @asynccontextmanager
 async def world(redis_url: str, keys: Keys, *, grace_s: float, stream_upstream: bool) -> AsyncIterator[World]:
-    app = build_app(ServerOptions(scenario=Scenario.of("hi"), tokens_per_s=PACE))
-    engine = app[ENGINE]
-    engine.selector = Novel(engine.options.scenario)
-    serving = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
-    await serving.setup()
-    await web.TCPSite(serving, "127.0.0.1", 0).start()
-    try:
-        async with Redis.from_url(redis_url) as redis:
-            made = World(redis, keys, engine, f"http://127.0.0.1:{serving.addresses[0][1]}", grace_s, stream_upstream)
-            await made.start()
-            try:
-                yield made
-            finally:
-                await made.stop()
-    finally:
-        await serving.cleanup()
-
-
-def question(tongue: Tongue, talk: Talk) -> Question:
-    return Question(tongue, tuple(talk))
+    async with novel_engine() as (engine, url), Redis.from_url(redis_url) as redis:
+        made = World(redis, keys, engine, url, grace_s, stream_upstream)
+        await made.start()
+        try:
+            yield made
+        finally:
+            await made.stop()

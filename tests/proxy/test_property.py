@@ -32,7 +32,7 @@ from polarq.testing.inference.faults import (
 )
 from polarq.testing.redis import EmbeddedRedis
 
-from .disorder import Question, World, world
+from .disorder import Question, Then, World, world
 from .tongues import TONGUES, Tongue
 
 FIRST, _, LAST = os.environ.get("POLARQ_PROPERTY_SEEDS", "0-29").partition("-")
@@ -58,6 +58,7 @@ class Step:
     marked: bool
     where: Literal["head", "middle", "last"]
     abort: bool
+    then: Then
     fork: int | None
     """Back to so many earlier turns, instead of going on."""
     fault: int | None
@@ -76,6 +77,7 @@ def some_step(dice: random.Random) -> Step:
         marked=dice.random() < 0.5,
         where=dice.choice(["head", "middle", "last"]),
         abort=dice.random() < 0.6,
+        then=dice.choice(["", "", "whole", "streamed", "abort"]),
         fork=dice.choice([None, None, None, 0, 1]),
         fault=dice.randrange(len(FAULTS)) if dice.random() < 0.3 else None,
         beside=dice.random() < 0.3,
@@ -127,7 +129,7 @@ class Play:
                     doing += [made.ask(self.next_question(other, None), stream=not step.stream) for other in others]
             case "cut" | "cut again":
                 marked = step.marked and again is not None
-                doing.append(made.cut(asked, stream=step.stream, marked=marked, where=step.where))
+                doing.append(made.cut(asked, stream=step.stream, marked=marked, where=step.where, then=step.then))
             case "overlap":
                 doing.append(made.overlapped(asked, stream=step.stream))
             case "twins":
@@ -202,6 +204,7 @@ def each_record_is_of_one_sample(records: list[Completion], samples: list[Sample
             assert not record.trainable
             continue
         [sample] = [sample for sample in found if sample.delivered]
+        assert not sample.aborted
         assert record.sampled_ids == sample.sampled_ids
         assert record.prompt_ids == list(sample.prompt_ids)
         assert record.logprobs == [pytest.approx(value) for value in sample.logprobs]
