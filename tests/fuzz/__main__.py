@@ -21,7 +21,7 @@ from polarq.testing.redis import EmbeddedRedis
 from .blackbox import attacked
 from .mutation import captured, spoilt
 from .targets import PATHS, TARGETS
-from .test_fuzz import STREAM
+from .test_fuzz import ANSWERS, STREAM
 
 
 def corpus(name: str) -> list[bytes]:
@@ -38,6 +38,8 @@ def corpus(name: str) -> list[bytes]:
             return [real.raw("secret").partition(b"\r\n\r\n")[0] + b"\r\n\r\n" for real in captured()]
         case "sse":
             return [b"\1\2" + STREAM]
+        case "answer":
+            return [b"\1\2" + data for data in ANSWERS]
         case _:
             return [bytes([0, at]) + b"\x1f\x8b\x08\0\0\0\0\0\0\3" for at in range(10)]
 

@@ -3,12 +3,13 @@ are cut or chosen by stands in the first ones, so that one input is one case."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import random
 import sys
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import cache
 
 if sys.version_info >= (3, 14):
@@ -23,6 +24,7 @@ from polarq_proxy.carriers import PEEKED, session_in_head
 from polarq_proxy.dialects.base import Dialect, NativeRequest, Operation, ReplyHead, Route
 from polarq_proxy.faults import CallFault
 from polarq_proxy.gather import pieces_of
+from polarq_proxy.http1 import Connection, Disconnected
 from polarq_proxy.jsons import encode
 from polarq_proxy.sse import EventTooLarge, SseEvent, SseParser
 
@@ -101,12 +103,10 @@ def request(data: bytes) -> None:
         if route.operation is Operation.COUNT_TOKENS:
             json.loads(dialect.counted(call, 3).body)
             continue
-        answer = Answer(
-            [Choice(index, SAID, [1], [], "tool_calls") for index in range(min(call.choices, 3))], [1], None
-        )
-        json.loads(dialect.render(call, answer, HEAD).body)
+        said = Answer([Choice(index, SAID, [1], [], "tool_calls") for index in range(min(call.choices, 3))], [1], None)
+        json.loads(dialect.render(call, said, HEAD).body)
         writer = dialect.writer(call, HEAD)
-        assert writer.wait() + writer.end(pieces_of(answer), answer)
+        assert writer.wait() + writer.end(pieces_of(said), said)
 
 
 # Bodies
@@ -160,4 +160,74 @@ def head(data: bytes) -> None:
         assert not early or (True, who) == (enough, found)
 
 
-TARGETS: dict[str, Callable[[bytes], None]] = {"sse": sse, "request": request, "body": body, "head": head}
+# Answers of an engine
+
+
+class _Nowhere(asyncio.Transport):
+    """Where requests go that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = False
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None: ...
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+async def _exchanged(chunks: list[bytes]) -> tuple[int, bytes, str]:
+    """(status, body, how it ended) of an answer that comes in these pieces, and then the connection ends."""
+    connection, transport = Connection(), _Nowhere()
+    connection.connection_made(transport)
+    sending = asyncio.ensure_future(connection.send([b"a request"]))
+    await asyncio.sleep(0)
+    for chunk in chunks:
+        if chunk and not transport.closed:
+            connection.data_received(chunk)
+    connection.connection_lost(None)
+    body, status = b"", 0
+    try:
+        await sending
+        status = connection.status
+        while piece := await connection.some():
+            body += piece
+    except ConnectionError as exc:
+        silent = isinstance(exc, Disconnected) and exc.silent
+        assert silent is not any(chunks)
+        return status, body, type(exc).__name__
+    assert connection.ended
+    assert not connection.reusable
+    return status, body, "whole"
+
+
+def answer(data: bytes) -> None:
+    """Any bytes are an answer or a broken one, the same however they are cut; only silence is told as silence."""
+    seed, sent = int.from_bytes(data[:2], "big"), data[2:]
+
+    async def both() -> None:
+        whole = await _exchanged([sent])
+        cut = await _exchanged(pieces(sent, seed))
+        # Of an answer that turns out to be none, how much was read before that is a matter of how it came.
+        assert cut == whole or (cut[2] == whole[2] != "whole"), (cut, whole)
+
+    asyncio.run(both())
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "sse": sse,
+    "request": request,
+    "body": body,
+    "head": head,
+    "answer": answer,
+}

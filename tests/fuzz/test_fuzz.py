@@ -17,6 +17,12 @@ from .mutation import captured, changed, spoilt
 from .targets import PATHS, TARGETS
 
 STREAM = b'data: {"a":1}\n\n: c\n\nevent: error\r\ndata: one\r\ndata:  two\r\n\r\ndata\rid: 7\r\rdata: [DONE]\n\n'
+ANSWERS = [
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Type: application/json\r\n\r\n[1,2]",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\ndata:\r\nA;x=1\r\n 0123456\n\n\r\n0\r\nX: y\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 Busy\r\nConnection: close\r\n\r\nbusy",
+    b"HTTP/1.0 204 Nothing\r\n\r\n",
+]
 seeds = st.integers(0, 2**32).map(random.Random)
 
 
@@ -55,6 +61,11 @@ def test_a_role_that_is_no_word_is_read_or_refused(role: object) -> None:
     for at in range(len(PATHS)):
         for name in ("messages", "input", "contents"):
             TARGETS["request"](bytes([at]) + json.dumps({"model": "m", "max_tokens": 9, name: said}).encode())
+
+
+@given(dice=seeds)
+def test_spoilt_answers_are_read_the_same_however_they_are_cut(dice: random.Random) -> None:
+    TARGETS["answer"](dice.randbytes(2) + spoilt(dice.choice(ANSWERS), dice))
 
 
 @given(dice=seeds)

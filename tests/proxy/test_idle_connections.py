@@ -43,23 +43,17 @@ async def ask(rig: Rig, text: str, *, stream: bool) -> str:
     return str((await rig.ask(messages))["choices"][0]["message"]["content"])
 
 
-async def waits_between(rig: Rig, index: int, waits_s: list[float], together: asyncio.Barrier) -> None:
-    """Calls of one session with these waits between them; the first ones of all sessions are under way together, so
-    that each has a connection of its own."""
-    session, stream = await rig.session(index), bool(index % 2)
+async def waits_between(session: Rig, index: int, waits_s: list[float]) -> None:
+    """Calls of one session with these waits between them."""
+    stream = bool(index % 2)
     for turn, wait_s in enumerate([0.0, *waits_s]):
         await asyncio.sleep(wait_s)
-        if turn == 0:
-            await together.wait()
         text = f"{index}.{turn}"
         assert await ask(session, text, stream=stream) == f"to {text}"
-    assert [record.reply["content"] for record in await session.records()] == [
-        f"to {index}.{turn}" for turn in range(len(waits_s) + 1)
-    ]
 
 
 async def no_call_is_lost(redis: Redis, keys: Keys, idle_s: float, waits_s: list[list[float]]) -> None:
-    arrived = asyncio.Barrier(len(waits_s))
+    arrived = asyncio.Barrier(len(waits_s))  # the first calls are under way together: each has its own connection
 
     async def act(call: RawCall) -> None:
         if call.body["messages"][-1]["content"].endswith(".0"):
@@ -67,8 +61,11 @@ async def no_call_is_lost(redis: Redis, keys: Keys, idle_s: float, waits_s: list
         await answered(call)
 
     async with raw_engine(act, idle_s=idle_s) as engine, running(redis, keys, engine.url) as rig:
-        together = asyncio.Barrier(len(waits_s))
-        await asyncio.gather(*(waits_between(rig, index + 1, waits, together) for index, waits in enumerate(waits_s)))
+        sessions = [await rig.session(index + 1) for index in range(len(waits_s))]
+        await asyncio.gather(*map(waits_between, sessions, range(len(waits_s)), waits_s))
+        for index, session in enumerate(sessions):
+            said = [record.reply["content"] for record in await session.records()]
+            assert said == [f"to {index}.{turn}" for turn in range(len(waits_s[index]) + 1)]
         sampled = Counter(call.body["messages"][-1]["content"] for call in engine.calls)
         assert len(sampled) == sum(len(waits) + 1 for waits in waits_s)
         assert set(sampled.values()) == {1}
