@@ -59,9 +59,9 @@ def pack_ready(tree: Any) -> bytes:
     return _HEADER.pack(MAGIC, VERSION, zlib.crc32(body)) + body
 
 
-def packed_ids(ids: Sequence[int]) -> msgspec.msgpack.Ext:
+def packed_ids(ids: Sequence[int] | npt.NDArray[np.int32]) -> msgspec.msgpack.Ext:
     """Numbers of 32 bits."""
-    return msgspec.msgpack.Ext(_INT32, _planes(np.array(ids, dtype="<i4")))
+    return msgspec.msgpack.Ext(_INT32, _planes(np.asarray(ids, dtype="<i4")))
 
 
 def packed_floats(values: Sequence[float | None]) -> msgspec.msgpack.Ext:

@@ -14,6 +14,8 @@ from operator import itemgetter
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from polarq.store.token_text import Border, Line, NotIds, ids_of, text_of
 
@@ -85,7 +87,7 @@ class Prompt:
 
     line: Line
     shared: Shared
-    new_ids: list[int]
+    new_ids: npt.NDArray[np.int32]
     parent: int | None
     """seq of the call whose prompt and sampled ids this prompt extends; the longest, if there are several."""
     canonical: bool = True
@@ -98,7 +100,7 @@ class Prompt:
         return self.shared.length + len(self.new_ids)
 
 
-NO_PROMPT = Prompt(Line(), Shared(), [], None)
+NO_PROMPT = Prompt(Line(), Shared(), np.array([], dtype=np.int32), None)
 
 
 class Prefixes:
@@ -130,7 +132,9 @@ class Prefixes:
             return self.read(text, 0, len(text), canonical=False)
         shared = Shared(base.call, known.count) if base is not None and border.length else Shared()
         parent = max(marks)[1] if marks else None
-        return Prompt(known.plus(new_text, len(new_ids)), shared, new_ids, parent, canonical, found)
+        # As Python numbers, the ids of a first long prompt would take ten times their bytes until they are stored.
+        packed = np.array(new_ids, dtype=np.int32)
+        return Prompt(known.plus(new_text, len(new_ids)), shared, packed, parent, canonical, found)
 
     def shared_messages(self, messages: list[Message]) -> tuple[Branch | None, int]:
         """The branch whose messages have the longest common beginning with these, and its length."""

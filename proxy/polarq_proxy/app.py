@@ -254,6 +254,7 @@ class Proxy:
         body = await self._body(request)
         session = await self.sessions.find(place.grant or _key(request))
         call = dialect.parse(NativeRequest(place.tail, request.query, request.headers, body), match)
+        del body  # it is read, and its answer may take minutes
         digest, marked = digest_of_call(call), marked_as_retry(request.headers)
         flight = session.repeats.joinable(digest, call, marked=marked)
         ended = None if flight is not None else session.repeats.ended(digest, marked=marked)

@@ -36,10 +36,8 @@ class UnknownEncoding(ValueError):
 
 async def read_body(chunks: AsyncIterable[bytes], encoding: str, limit: int) -> bytes:
     """The whole body, unpacked. Raises the errors above."""
-    body = bytearray()
-    async for piece in unpacked(chunks, encoding, limit):
-        body += piece
-    return bytes(body)
+    pieces = [piece async for piece in unpacked(chunks, encoding, limit)]
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 async def unpacked(chunks: AsyncIterable[bytes], encoding: str, limit: int) -> AsyncIterator[bytes]:

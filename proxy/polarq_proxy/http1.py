@@ -89,10 +89,14 @@ class Connection(asyncio.Protocol):
         if self._lost is not None:
             raise Disconnected(str(self._lost), silent=True)
         assert self._transport is not None
-        self._expects, self._silent = _Expects.HEAD, True
+        self.expect_answer()
         self._transport.writelines(list(pieces))
         while self._expects is _Expects.HEAD:
             await self._news()
+
+    def expect_answer(self) -> None:
+        """What comes now is the answer to a request."""
+        self._expects, self._silent = _Expects.HEAD, True
 
     async def some(self) -> bytes:
         """What has come of the body, at least one byte; empty at its end. Raises `ConnectionError`."""

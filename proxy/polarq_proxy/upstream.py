@@ -141,7 +141,10 @@ class Upstream:
         """POSTs JSON. Leaving the block by an exception hangs up on the engine."""
         whole = {**headers, "Content-Type": "application/json", "Content-Length": str(len(body))}
         head = self._head("POST", path, whole)
-        connection = await self._answered([head, body])
+        request = [head, body]
+        del body  # as long as the answer may take, nobody needs it any more
+        connection = await self._answered(request)
+        request.clear()
         response = UpstreamResponse(connection, self.where)
         try:
             yield response
