@@ -91,6 +91,8 @@ class Completion(Contract):
     """The proxy sent the prompt as token ids: the ids of the branch this call continues, and what was new."""
     exact_missed: str | None = None
     """Why a call in exact mode was rendered by the engine after all; None: it was not, or the mode is off."""
+    forged: int = 0
+    """Control tokens that the text of the newest messages brought into the prompt (counted in exact mode)."""
     overridden: dict[str, Any] = {}
     """Sampling parameters that the harness asked for and the rollout's rules replaced or limited: its own values."""
 

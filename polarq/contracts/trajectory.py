@@ -84,6 +84,8 @@ class Fidelity(Contract):
     missing_logprobs: int = 0
     replays: int = 0
     """Calls that repeated an earlier one and were answered without sampling; they leave no record."""
+    forged_control_tokens: int = 0
+    """Control tokens that messages' own text brought into prompts; counted where the node is in exact mode."""
     side_calls: int = 0
     incomplete_calls: int = 0
     empty_calls: int = 0

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from pydantic import ValidationError
@@ -115,22 +115,24 @@ class CompletionLog:
         """Reads the prompt's ids in `data[begin:end]`, JSON without its brackets. Raises `NotIds`."""
         return self._stored(spec).prefixes.read(data, begin, end)
 
-    async def write(self, drafts: Sequence[Draft], spec: GrantSpec, secret: str) -> None:
-        """Records calls in one step: all or none. Raises `GrantRefused` when the grant is not open,
-        `LedgerUnavailable`."""
+    async def write(self, drafts: Sequence[Draft], spec: GrantSpec, secret: str) -> int:
+        """Records calls in one step: all or none. Returns how many of them break: by their messages they go on from
+        an earlier call, and their prompt does not start with its ids. Raises `GrantRefused` when the grant is not
+        open, `LedgerUnavailable`."""
         stored = self._stored(spec)
         written = [stored.record(draft) for draft in drafts]
         next_seq = max(draft.seq for draft in drafts) + 1
         answer = await self._append.run(
             [self._keys.grant(digest_of(secret)), self._keys.completions(spec.rollout_id, spec.attempt, spec.token)],
-            [b"%d" % next_seq, self._keep_ms, *(record for record, _ in written)],
+            [b"%d" % next_seq, self._keep_ms, *(entry.record for entry in written)],
         )
         if answer != b"ok":
             self.forget(spec)
             raise GrantRefused("this session is closed" if answer == b"closed" else "this session has expired")
-        for draft, (_, history) in zip(drafts, written, strict=True):
-            stored.add(draft, history)
+        for draft, entry in zip(drafts, written, strict=True):
+            stored.add(draft, entry.history)
         self._weigh(spec, stored)
+        return sum(entry.breaks for entry in written)
 
     def forget(self, spec: GrantSpec) -> None:
         """Frees what is remembered of a session."""
@@ -203,6 +205,15 @@ def _numbered(completions: list[Completion]) -> list[Completion]:
     return [ordered[seq] for seq in sorted(ordered)]
 
 
+class _Written(NamedTuple):
+    """A call's record, and what is remembered once it is stored."""
+
+    record: bytes
+    history: History
+    breaks: bool
+    """It goes on from an earlier answer by its messages, and its prompt does not start with its ids."""
+
+
 @dataclass(slots=True)
 class _Stored:
     """What the records of one session already hold."""
@@ -213,8 +224,7 @@ class _Stored:
     """The call that was stored last: its id and its lasting fields."""
     size: int = 0
 
-    def record(self, draft: Draft) -> tuple[bytes, History]:
-        """Its bytes, and its messages as they will be remembered once it is stored."""
+    def record(self, draft: Draft) -> _Written:
         prompt = draft.prompt
         branch, shared = self.prefixes.shared_messages(draft.messages)
         tools_base = self.tools.get(_tools_of(draft)) if draft.tools else None
@@ -233,7 +243,9 @@ class _Stored:
                 "tools": [tools_base, draft.tools if tools_base is None else None],
             }
         )
-        return record, (branch.history if branch is not None else NO_HISTORY).with_new(shared, draft.messages)
+        history = (branch.history if branch is not None else NO_HISTORY).with_new(shared, draft.messages)
+        breaks = branch is not None and self.prefixes.breaks(branch, shared, draft.messages, prompt.parent)
+        return _Written(record, history, breaks)
 
     def add(self, draft: Draft, history: History) -> None:
         call = draft.completion_id

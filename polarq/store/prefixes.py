@@ -145,6 +145,19 @@ class Prefixes:
                 best = (branch, length)
         return best
 
+    def breaks(self, branch: Branch, shared: int, messages: list[Message], parent: int | None) -> bool:
+        """Whether these messages, the first `shared` of which are in `branch`, are those of a stored call, an answer,
+        and what is new, while no such call is the `parent` of their prompt."""
+        if not _answered(branch.history.messages, messages, shared) or (branch.marks and parent == branch.marks[-1][1]):
+            return False
+        alike = [
+            other
+            for other in self._branches
+            if len(other.history.messages) == shared and other.history.common(messages) == shared
+        ]
+        seqs = {other.marks[-1][1] for other in alike if other.marks}
+        return bool(seqs) and parent not in seqs
+
     def add(self, call: str, seq: int, prompt: Prompt, sampled_ids: Sequence[int], history: History) -> None:
         """The call is stored: later ones may refer to it."""
         sampled = text_of(sampled_ids)
@@ -166,6 +179,10 @@ class Prefixes:
         if sampled:
             marks = _merged(marks, [(line.length, seq)])
         self._branches = [*left, Branch(call, line, marks, history)][-MAX_BRANCHES:]
+
+
+def _answered(old: Sequence[Message], new: Sequence[Message], shared: int) -> bool:
+    return shared == len(old) < len(new) and new[shared].get("role") == "assistant"
 
 
 def _length(found: tuple[Branch, Border]) -> int:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -158,10 +158,10 @@ class Recorder:
 
     async def _append(self, capture: Capture, answer: Answer, broken: str | None) -> None:
         session = capture.session
-        drafts = drafts_of(capture, answer, broken, self._prompt(capture, answer))
+        drafts, doubts = drafts_of(capture, answer, broken, self._prompt(capture, answer))
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
-                await self._completions.write(drafts, session.spec, session.secret)
+                breaks = await self._completions.write(drafts, session.spec, session.secret)
         except GrantRefused as exc:
             session.stale()
             raise CallFault(FaultKind.NO_SESSION, f"{exc}; nothing more will be answered here") from exc
@@ -174,7 +174,10 @@ class Recorder:
         counters.prompt_tokens += drafts[0].prompt.count
         if capture.label is CompletionLabel.SIDE and broken is None:
             counters.side[capture.side_kind or "other"] += len(drafts)
-        counters.untrainable += sum(draft.lasting["untrainable"] is not None for draft in drafts)
+        counters.breaks += breaks
+        counters.untrainable += len(doubts)
+        for doubt in doubts:
+            counters.untrainable_by[doubt.kind] += 1
 
     def _prompt(self, capture: Capture, answer: Answer) -> Prompt | None:
         """The answer's prompt ids as the session's record knows them; None when these are not all token ids."""
@@ -209,20 +212,37 @@ class Recorder:
             log.warning("rollout %s: a replay is not noted: %s", session.spec.rollout_id, exc)
 
 
-def drafts_of(capture: Capture, answer: Answer, broken: str | None, prompt: Prompt | None) -> list[Draft]:
-    """One record per choice, in order of their index; `broken` says why the answer has no end."""
+class Doubt(NamedTuple):
+    """Why a call is not trained on."""
+
+    kind: str
+    """For counting."""
+    text: str
+
+
+def drafts_of(
+    capture: Capture, answer: Answer, broken: str | None, prompt: Prompt | None
+) -> tuple[list[Draft], list[Doubt]]:
+    """One record per choice, in order of their index, and the doubts about them; `broken` says why the answer has no
+    end."""
     call, engine = capture.call, capture.endpoint.engine if capture.endpoint is not None else None
     choices = answer.choices or [Choice(0)]
     total = sum(len(choice.ids or ()) for choice in choices)
-    shared = broken or capture.doubt or capture.joint_doubt or _shared_doubt(capture, answer, prompt, total)
-    if shared is None and engine is not None:
-        shared = engine.untrainable(capture.body)
+    shared = _known_doubt(capture, broken) or _shared_doubt(capture, answer, prompt, total)
+    if shared is None and engine is not None and (said := engine.untrainable(capture.body)) is not None:
+        shared = Doubt("no sample", said)
     lasting, common = _lasting(capture, answer, broken), _common_fields(capture)
-    drafts = []
+    drafts: list[Draft] = []
+    doubts: list[Doubt] = []
     for place, choice in enumerate(choices):
         ids = _ids(choice.ids)
         logprobs, bad = _logprobs(choice.logprobs)
         spans, odd = version_spans(capture, choice, len(ids or ()))
+        doubt = shared or _doubt(choice, ids, logprobs) or bad
+        if doubt is None and odd is not None:
+            doubt = Doubt("policy version", odd)
+        if doubt is not None:
+            doubts.append(doubt)
         seq = capture.first_seq + place
         completion_id = capture.completion_id if place == 0 else f"{capture.completion_id}-{place}"
         fields = {
@@ -241,7 +261,7 @@ def drafts_of(capture: Capture, answer: Answer, broken: str | None, prompt: Prom
                 lasting={
                     **lasting,
                     "finish_reason": choice.finish_reason,
-                    "untrainable": shared or _doubt(choice, ids, logprobs) or bad or odd,
+                    "untrainable": None if doubt is None else doubt.text,
                 },
                 fields=fields,
                 prompt=prompt or NO_PROMPT,
@@ -251,7 +271,16 @@ def drafts_of(capture: Capture, answer: Answer, broken: str | None, prompt: Prom
                 tools=call.tools,
             )
         )
-    return drafts
+    return drafts, doubts
+
+
+def _known_doubt(capture: Capture, broken: str | None) -> Doubt | None:
+    """What is known before one looks at the ids."""
+    if broken is not None:
+        return Doubt("incomplete", broken)
+    if capture.doubt is not None:
+        return Doubt("frozen model", capture.doubt)
+    return None if capture.joint_doubt is None else Doubt("policy version", capture.joint_doubt)
 
 
 def _lasting(capture: Capture, answer: Answer, broken: str | None) -> dict[str, str | bool | None]:
@@ -285,39 +314,40 @@ def _common_fields(capture: Capture) -> dict[str, Any]:
         "latency_s": time.monotonic() - capture.started,
         "request_digest": capture.request_digest,
         "continued": capture.continued,
+        "forged": capture.plan.forged if capture.plan is not None else 0,
         "sampling": engine.sampling(capture.body) if engine is not None else {},
         "overridden": capture.overridden,
     }
 
 
-def _shared_doubt(capture: Capture, answer: Answer, prompt: Prompt | None, total: int) -> str | None:
+def _shared_doubt(capture: Capture, answer: Answer, prompt: Prompt | None, total: int) -> Doubt | None:
     """What is wrong with the answer as a whole."""
     usage = answer.usage
     if answer.model and capture.model_asked and answer.model != capture.model_asked:
-        return f"asked for model '{capture.model_asked}', answered by '{answer.model}'"
+        return Doubt("other model", f"asked for model '{capture.model_asked}', answered by '{answer.model}'")
     if prompt is None:
-        return "the engine gave no prompt ids"
+        return Doubt("no ids", "the engine gave no prompt ids")
     if capture.exact_ids is not None and prompt.line.text != text_of(capture.exact_ids):
-        return "the engine conditioned on other ids than the ones it was sent"
+        return Doubt("other prompt", "the engine conditioned on other ids than the ones it was sent")
     if usage is None or usage.completion_tokens is None or usage.prompt_tokens is None:
-        return "the engine gave no usage, so that the ids cannot be counted"
+        return Doubt("no usage", "the engine gave no usage, so that the ids cannot be counted")
     if prompt.count != usage.prompt_tokens:
-        return f"{prompt.count} prompt ids, but usage says {usage.prompt_tokens}"
+        return Doubt("counts differ", f"{prompt.count} prompt ids, but usage says {usage.prompt_tokens}")
     if all(choice.ids is not None for choice in answer.choices) and total != usage.completion_tokens:
-        return f"{total} sampled ids, but usage says {usage.completion_tokens}"
+        return Doubt("counts differ", f"{total} sampled ids, but usage says {usage.completion_tokens}")
     return None
 
 
-def _doubt(choice: Choice, ids: list[int] | None, logprobs: Sequence[float | None]) -> str | None:
+def _doubt(choice: Choice, ids: list[int] | None, logprobs: Sequence[float | None]) -> Doubt | None:
     """What is wrong with one choice."""
     if ids is None:
-        return "the engine gave no token ids"
+        return Doubt("no ids", "the engine gave no token ids")
     if choice.logprobs is None and ids:
-        return "the engine gave no log-probabilities"
+        return Doubt("no log-probabilities", "the engine gave no log-probabilities")
     if len(ids) != len(logprobs):
-        return f"{len(ids)} sampled ids, but {len(logprobs)} log-probabilities"
+        return Doubt("counts differ", f"{len(ids)} sampled ids, but {len(logprobs)} log-probabilities")
     if choice.finish_reason is None:
-        return "the engine gave no finish reason"
+        return Doubt("no finish reason", "the engine gave no finish reason")
     return None
 
 
@@ -329,7 +359,7 @@ def _ids(values: list[Any] | None) -> list[int] | None:
         return None
 
 
-def _logprobs(entries: Sequence[Any] | None) -> tuple[Sequence[float | None], str | None]:
+def _logprobs(entries: Sequence[Any] | None) -> tuple[Sequence[float | None], Doubt | None]:
     """The values, None where there is no number to believe, and the first such place in words."""
     plain = _all_good(entries or ())
     if plain is not None:
@@ -342,7 +372,8 @@ def _logprobs(entries: Sequence[Any] | None) -> tuple[Sequence[float | None], st
         good = math.isfinite(number) and number != MISSING_LOGPROB
         values.append(number if good else None)
         if not good and reason is None:
-            reason = f"the log-probability at position {position} is {_named(value)}"
+            text = f"the log-probability at position {position} is {_named(value)}"
+            reason = Doubt("bad log-probability", text)
     return values, reason
 
 
