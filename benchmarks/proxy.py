@@ -1,11 +1,12 @@
 """What the proxy costs: calls a second, added latency and CPU, against the same calls sent to the engine directly.
 
-    python benchmarks/proxy.py [--seconds 5] [--concurrency 1 32] [--stream]
+    python benchmarks/proxy.py [--seconds 5] [--concurrency 1 32] [--large] [--stream]
 
-Engine: a process that answers every call at once with the same bytes (2,000 prompt ids, 300 sampled ones, 43 KB; whole,
-or as 302 events). Proxy: its own process, as in production, with a private Redis. Load: this process, one session per
-connection, 9 KB requests. All share the machine's cores: on a busy machine read p5 and the CPU column, and compare only
-within one run.
+Engine: a process that answers every call at once with the same bytes (2,000 prompt ids, 300 sampled ones, 43 KB; large:
+32,000 and 500; whole, or as one event per id). Proxy: its own process, as in production, with a private Redis. Load:
+this process, one session per connection, 9 KB requests (large: 139 KB). All share the machine's cores: on a busy one
+read p5 and the CPU column (seconds per 1,000 calls), and compare only within one run. The folder beside this file
+holds what a side-by-side run with other proxies needs; proxy_records.py has bytes and cost of a growing session.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from polarq.ledger.keys import Keys
 from polarq.store.grants import GrantSpec, open_grant
 from polarq.testing.redis import EmbeddedRedis
 
-PROMPT_IDS = [(7919 * index) % 150_000 for index in range(2000)]
-SAMPLED_IDS = [(104_729 * index) % 150_000 for index in range(300)]
+LARGE = "--large" in sys.argv
+PROMPT_IDS = [(7919 * index) % 150_000 for index in range(32_000 if LARGE else 2000)]
+SAMPLED_IDS = [(104_729 * index) % 150_000 for index in range(500 if LARGE else 300)]
 WARM_UP_S = 1.0
 
 
@@ -61,22 +63,23 @@ def _entry(token_id: int) -> dict[str, Any]:
 def whole_answer() -> bytes:
     choice = {
         "index": 0,
-        "message": {"role": "assistant", "content": "word " * 300},
+        "message": {"role": "assistant", "content": "word " * len(SAMPLED_IDS)},
         "finish_reason": "stop",
         "token_ids": SAMPLED_IDS,
         "logprobs": {"content": [_entry(token_id) for token_id in SAMPLED_IDS]},
-        "weight_versions": [{"version": "1", "start": 0, "end": 300}],
+        "weight_versions": [{"version": "1", "start": 0, "end": len(SAMPLED_IDS)}],
     }
-    usage = {"prompt_tokens": 2000, "completion_tokens": 300, "total_tokens": 2300}
+    usage = {"prompt_tokens": len(PROMPT_IDS), "completion_tokens": len(SAMPLED_IDS)}
     tree = {"id": "x", "model": "mock", "choices": [choice], "prompt_token_ids": PROMPT_IDS, "usage": usage}
-    body = json.dumps(tree).encode()
+    body = json.dumps(tree, separators=(",", ":")).encode()
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
 def streamed_answer() -> bytes:
     def event(delta: dict[str, Any], finish: str | None = None, **fields: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish, **fields.pop("more", {})}
-        return b"data: " + json.dumps({"model": "mock", "choices": [choice], **fields}).encode() + b"\n\n"
+        tree = {"model": "mock", "choices": [choice], **fields}
+        return b"data: " + json.dumps(tree, separators=(",", ":")).encode() + b"\n\n"
 
     body = event({"role": "assistant", "content": ""}, prompt_token_ids=PROMPT_IDS)
     for token_id in SAMPLED_IDS[:-1]:
@@ -84,10 +87,10 @@ def streamed_answer() -> bytes:
     end = {
         "token_ids": SAMPLED_IDS[-1:],
         "logprobs": {"content": [_entry(1)]},
-        "weight_versions": [{"version": "1", "start": 0, "end": 300}],
+        "weight_versions": [{"version": "1", "start": 0, "end": len(SAMPLED_IDS)}],
     }
     body += event({}, "stop", more=end)
-    usage = {"prompt_tokens": 2000, "completion_tokens": 300}
+    usage = {"prompt_tokens": len(PROMPT_IDS), "completion_tokens": len(SAMPLED_IDS)}
     body += b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n"
     return b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
@@ -151,13 +154,13 @@ def cpu_s(pid: int) -> float:
 async def measure(port: int, paths: list[str], seconds: float, *, stream: bool, pid: int | None) -> Figures:
     """One connection per path, each sending the next call when the last one is answered."""
     latencies: list[float] = []
-    messages = [{"role": "user", "content": "some words of a prompt " * 390}]
+    messages = [{"role": "user", "content": "some words of a prompt " * 76} for _ in range(80 if LARGE else 5)]
     body = json.dumps({"model": "m", "messages": messages, "stream": stream}).encode()
     measuring = False
     stop = False
 
     async def load(path: str) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
         head = (
             f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
@@ -191,7 +194,7 @@ async def measure(port: int, paths: list[str], seconds: float, *, stream: bool, 
 async def run(seconds: float, concurrencies: list[int], *, stream: bool) -> None:
     with (
         EmbeddedRedis() as server,
-        process(__file__, "--serve-engine") as (_, engine_port),
+        process(__file__, "--serve-engine", *(["--large"] if LARGE else [])) as (_, engine_port),
         tempfile.TemporaryDirectory() as folder,
     ):
         topology = Path(folder) / "topology.yaml"
@@ -202,7 +205,7 @@ async def run(seconds: float, concurrencies: list[int], *, stream: bool) -> None
             proxy_port = int(line.rpartition(":")[2])
             async with Redis.from_url(server.url) as redis:
                 print(f"{'':12} {'':8} {'latency, ms':>26} {'added, ms':>17} {'proxy CPU':>12}")
-                print(f"{'':12} {'calls/s':>8} {'p5':>8} {'p50':>8} {'p99':>8} {'p50':>8} {'p5':>8} {'ms/call':>12}")
+                print(f"{'':12} {'calls/s':>8} {'p5':>8} {'p50':>8} {'p99':>8} {'p50':>8} {'p5':>8} {'s/1,000':>12}")
                 for concurrency in concurrencies:
                     grants = []
                     for index in range(concurrency):
@@ -223,6 +226,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--stream", action="store_true", help="measure streamed answers of 302 events")
+    parser.add_argument("--large", action="store_true", help="prompts of 32,000 ids")
     parser.add_argument("--serve-engine", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     work = serve_engine() if given.serve_engine else run(given.seconds, given.concurrency, stream=given.stream)
