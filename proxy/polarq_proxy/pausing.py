@@ -36,6 +36,8 @@ class Gate:
         self._cut: set[asyncio.Timeout] = set()
         self.waiting = 0
         self.pause: Pause | None = None
+        self.opened_at = float("-inf")
+        """When the last pause was over, in the loop's time."""
 
     @property
     def in_flight(self) -> int:
@@ -45,6 +47,7 @@ class Gate:
         """From now on no call passes, or every one does. In mode `abort` the ones in flight are cut."""
         self.pause = pause
         if pause is None:
+            self.opened_at = asyncio.get_running_loop().time()
             self._open.set()
             return
         self._open.clear()

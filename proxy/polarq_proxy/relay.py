@@ -278,7 +278,7 @@ class Relay:
         try:
             async with asyncio.timeout(limit_s) as limit:
                 if endpoint.asks_versions or (endpoint.tokens_in is not None and capture.frozen is None):
-                    capture.version_before = await endpoint.versions.before()
+                    capture.version_before = await endpoint.versions.before(self._gate.opened_at)
                 began = time.monotonic()
                 try:
                     answer = await work()

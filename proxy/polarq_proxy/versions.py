@@ -2,7 +2,8 @@
 
 A version read before a call and one read after it bound what sampled it: if they are equal, it was that one. Reads are
 shared: one that is a second old is good enough for the start of a call, because an older version there can only make
-the two differ; the one after the call must begin after the call has ended.
+the two differ; the one after the call must begin after the call has ended. After a pause, which weights change in,
+older reads are not good enough: the first calls would all seem to have seen two versions.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ class PolicyVersions:
         self._known: str | None = None
         self._known_at = float("-inf")
 
-    async def before(self) -> str | None:
-        if asyncio.get_running_loop().time() - self._known_at < FRESH_S:
+    async def before(self, since: float = float("-inf")) -> str | None:
+        """A version for the start of a call, from a read that began at `since` (the loop's time) or later."""
+        if self._known_at >= since and asyncio.get_running_loop().time() - self._known_at < FRESH_S:
             return self._known
         return await self.after()
 

@@ -53,6 +53,20 @@ async def test_a_fresh_read_serves_the_start_of_the_next_call() -> None:
     assert len(engine.reads) == 1
 
 
+async def test_a_read_from_before_a_pause_does_not_serve_the_calls_after_it() -> None:
+    engine = Engine()
+    versions = PolicyVersions(engine.fetch)
+    reading = asyncio.create_task(versions.before())
+    (await engine.next_read()).set_result("1")
+    assert await reading == "1"
+    resumed_at = asyncio.get_running_loop().time()
+    reading = asyncio.create_task(versions.before(resumed_at))
+    (await engine.next_read()).set_result("2")
+    assert await reading == "2"
+    assert await versions.before(resumed_at) == "2"
+    assert len(engine.reads) == 2
+
+
 async def test_one_caller_that_gives_up_does_not_spoil_the_read_for_another() -> None:
     engine = Engine()
     versions = PolicyVersions(engine.fetch)
