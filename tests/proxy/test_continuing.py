@@ -253,11 +253,17 @@ async def test_a_tool_call_that_is_cut_in_its_arguments_keeps_its_id_and_is_comp
         assert record.reply["tool_calls"][0]["id"] == call_id
 
 
+NEVER_CLOSED = '<tool_call>\n{"name": "look", "arguments": {"where": "behind the blue door", "how": "closely"'
+OTHERWISE_SPACED = (
+    '<tool_call>\n{"name": "look", "arguments": {"where":"behind the blue door","how":"closely"}}\n</tool_call>'
+)
+
+
+@pytest.mark.parametrize("text", [NEVER_CLOSED, OTHERWISE_SPACED])
 async def test_what_was_shown_and_is_no_beginning_of_the_whole_ends_in_an_error(
-    redis_client: Redis, keys: Keys
+    redis_client: Redis, keys: Keys, text: str
 ) -> None:
-    # A call that is never closed was shown as a call, and is plain text to who parses the whole.
-    text = '<tool_call>\n{"name": "look", "arguments": {"where": "behind the blue door", "how": "closely"'
+    # Shown as a call while it came; who parses the whole finds plain text, or spells the arguments anew.
     async with slowly(raw=text) as inference, running(redis_client, keys, inference.base_url) as rig:
         await met(rig)
         async with streaming(rig, tools=[TOOL]) as answer:
@@ -269,6 +275,23 @@ async def test_what_was_shown_and_is_no_beginning_of_the_whole_ends_in_an_error(
         [record] = await rig.records()
         assert (record.label, record.incomplete) == (CompletionLabel.ABORTED, True)
         assert record.sampled_ids == joined(sampled(inference))[0]
+
+
+async def test_text_that_the_engine_let_go_of_only_because_it_was_cut_is_shown_once(
+    redis_client: Redis, keys: Keys
+) -> None:
+    # "<" may begin a tool call: it is held back, comes with the abort, and again in the whole.
+    scenario = saying(content="a < b and more", fault={**ABORTED_ONCE, "after_tokens": 2})
+    async with (
+        ScriptedInference(scenario=scenario, scale_out=True) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+    ):
+        await met(rig)
+        sse = await rig.stream(tools=[TOOL], return_token_ids=True)
+        assert (sse.text(), sse.finish_reasons, sse.errors) == ("a < b and more", ["stop"], [])
+        [record] = await rig.records()
+        assert_whole(record, inference, continued=1)
+        assert [i for choice in sse.choices for i in choice.get("token_ids") or []] == record.sampled_ids
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -287,6 +288,9 @@ def _derendered(engine: Engine, reply: Reply, chat: ChatRequest, choice: Json) -
     message = parse(text, tools=chat.wants_tools)
     reason = choice.get("finish_reason")
     content = (choice.get("logprobs") or {}).get("content") or []
+    said = wire.chat_message(reply, choice.get("index", 0), message)
+    for call in said.get("tool_calls", ()):
+        call["id"] = f"chatcmpl-tool-{uuid.uuid4().hex[:16]}"  # made anew each time, as the real one does
     texts = engine.tokenizer.pieces(ids)
     entries = [
         {"token": token, "logprob": entry["logprob"], "bytes": list(token.encode()), "top_logprobs": []}
@@ -294,7 +298,7 @@ def _derendered(engine: Engine, reply: Reply, chat: ChatRequest, choice: Json) -
     ]
     return {
         "index": choice.get("index", 0),
-        "message": wire.chat_message(reply, choice.get("index", 0), message),
+        "message": said,
         "logprobs": {"content": entries} if chat.logprobs else None,
         "finish_reason": "tool_calls" if message.tool_calls and reason == "stop" else reason,
         "stop_reason": stop,

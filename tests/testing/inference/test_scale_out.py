@@ -70,12 +70,26 @@ async def test_a_generate_stream_is_deltas_of_the_whole_answer(serve: Serve) -> 
     assert (usage["usage"]["completion_tokens"], done) == (len(call.sampled_ids), "[DONE]")
 
 
+@pytest.mark.parametrize("count", [1, 5])
+async def test_generate_goes_on_with_a_turn_that_has_begun(serve: Serve, count: int) -> None:
+    client = await serve(CALLS, scale_out=True)
+    asked = await rendered(client)
+    whole = (await client.post("/inference/v1/generate", asked)).json()["choices"][0]
+    begun = {**asked, "token_ids": asked["token_ids"] + whole["token_ids"][:count]}
+    rest = (await client.post("/inference/v1/generate", begun)).json()["choices"][0]
+    assert rest["token_ids"] == whole["token_ids"][count:]
+    assert rest["logprobs"]["content"] == whole["logprobs"]["content"][count:]
+    assert rest["finish_reason"] == whole["finish_reason"]
+
+
 async def test_derender_gives_the_chat_completion(serve: Serve) -> None:
     client = await serve(CALLS, scale_out=True)
     generated = (await client.post("/inference/v1/generate", await rendered(client))).json()
     body = {"generate_response": generated, "chat_request": CHAT}
     told = (await client.post("/v1/chat/completions/derender", body)).json()
     chat = await client.chat(tools=[WEATHER_TOOL])
+    ids = [[call.pop("id") for call in answer["choices"][0]["message"]["tool_calls"]] for answer in (told, chat)]
+    assert set(ids[0]).isdisjoint(ids[1])  # made anew
     assert told["choices"][0]["message"] == chat["choices"][0]["message"]
     assert told["choices"][0]["finish_reason"] == chat["choices"][0]["finish_reason"] == "tool_calls"
     assert told["choices"][0]["logprobs"] == chat["choices"][0]["logprobs"]
