@@ -36,6 +36,7 @@ HEALTHY_INTERVAL_S = 10.0
 RETRY_INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 PROBE_SESSION = "polarq-probe.0"
 PROBE_EVENT_BYTES = 1 << 20
+_NEARLY_0 = 0.01
 _PROBE_HEADERS = {"X-Session-ID": PROBE_SESSION}
 _MISSING_SOMETHING = frozenset({400, 422})
 """The statuses with which a route refuses an empty body."""
@@ -51,6 +52,8 @@ class EndpointState:
     version: str = ""
     served: tuple[str, ...] = ()
     max_context: int | None = None
+    logprobs_mode: str = ""
+    """What its log-probabilities were found to be; blank: not found out."""
 
 
 class Endpoint:
@@ -208,9 +211,11 @@ class Endpoint:
         answer = await self._sampled(_hello(), None)
         state.reachable = True
         state.gives_ids = bool(answer.prompt_ids) and all(choice.ids and choice.logprobs for choice in answer.choices)
-        state.problem = self._problem(answer)
         if state.gives_ids and self.features.streams_ids and not await self._streams_ids():
             self.features = replace(self.features, streams_ids=False)
+        if state.gives_ids:
+            state.logprobs_mode = await self._found_logprobs_mode(answer)
+        state.problem = self._problem(answer)
         self.tokens_in = await self._opened_tokens_in()
         await self._meet_exactly()
         log.log(logging.WARNING if state.problem else logging.INFO, "%s", self.in_words())
@@ -229,9 +234,33 @@ class Endpoint:
             f"takes prompts as ids: {'yes' if features.token_in else 'no'}",
             f"goes on with cut calls: {'yes' if self.tokens_in is not None else 'no, they are sampled anew'}",
             f"says its policy version: {'yes' if versions else 'no'}",
+            f"log-probabilities: {self.logprobs_mode({})}",
             f"exact mode: {exact}",
         ]
         return f"{self.upstream.where}: {', '.join(parts)}" + (f". {state.problem}" if state.problem else "")
+
+    def logprobs_mode(self, body: Mapping[str, Any]) -> str:
+        """What the log-probabilities of a request's answer mean."""
+        said = self.engine.logprobs_mode(body)
+        return self.state.logprobs_mode or said if said == "unknown" else said
+
+    async def _found_logprobs_mode(self, hello: Answer) -> str:
+        """Samples one token that a bias forces and that the model would not have chosen: a raw log-probability does
+        not see the bias, one that is taken after it is nearly 0, and one above 0 is a logit. Blank: it does not show.
+        """
+        if self.engine.logprobs_mode({}) != "unknown" or not hello.prompt_ids:
+            return ""
+        forced = hello.prompt_ids[0]
+        call = _hello()
+        call.options["logit_bias"] = {str(forced): 100}
+        try:
+            [choice] = (await self._sampled(call, None)).choices
+            value = choice.logprobs[0]["logprob"] if choice.logprobs and choice.ids == [forced] else None
+        except (CallFault, ValueError, LookupError, TypeError):
+            return ""  # a server that takes no bias says nothing about the rest
+        if not isinstance(value, float):
+            return ""
+        return "logits" if value > _NEARLY_0 else "processed_logprobs" if value > -_NEARLY_0 else "raw_logprobs"
 
     async def _streams_ids(self) -> bool:
         """Samples one streamed token, to see whether its id and log-probability come too. Raises `CallFault`."""
@@ -294,6 +323,8 @@ class Endpoint:
             return f"asked for '{self.model}', it answered as '{answer.model}': nothing of it can be trained on"
         if not self.state.gives_ids:
             return "its answers hold no token ids or no log-probabilities, so nothing can be trained on: upgrade it"
+        if self.state.logprobs_mode == "logits":
+            return "it gives logits for log-probabilities: start it with --logprobs-mode raw_logprobs"
         return ""
 
     async def _ask_facts(self) -> EngineFacts:

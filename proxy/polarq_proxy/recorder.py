@@ -280,6 +280,8 @@ def _known_doubt(capture: Capture, broken: str | None) -> Doubt | None:
         return Doubt("incomplete", broken)
     if capture.doubt is not None:
         return Doubt("frozen model", capture.doubt)
+    if capture.endpoint is not None and capture.endpoint.state.logprobs_mode == "logits":
+        return Doubt("logits", "the engine gives logits for log-probabilities (its --logprobs-mode)")
     return None if capture.joint_doubt is None else Doubt("policy version", capture.joint_doubt)
 
 
@@ -290,7 +292,7 @@ def _lasting(capture: Capture, answer: Answer, broken: str | None) -> dict[str, 
         "dialect": capture.dialect,
         "path": capture.path,
         "streamed": capture.call.stream,
-        "logprobs_mode": engine.logprobs_mode(capture.body) if engine is not None else "unknown",
+        "logprobs_mode": capture.endpoint.logprobs_mode(capture.body) if capture.endpoint is not None else "unknown",
         "grammar": engine.grammar(capture.body) if engine is not None else None,
         "engine": engine.name if engine is not None else "",
         "model_served": answer.model or capture.model_asked,

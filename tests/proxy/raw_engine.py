@@ -68,6 +68,8 @@ class RawEngine:
     weights: str | None = None
     """What /weight_info says; None: there is no such route."""
     weight_reads: int = 0
+    forced_logprob: float | None = None
+    """Log-probability of a token that a bias forces; None: biases are not heeded."""
     weights_fail: bool = False
     """/weight_info answers 500."""
 
@@ -126,7 +128,7 @@ async def raw_engine(act: Act, idle_s: float | None = None) -> AsyncIterator[Raw
                 if call is None:
                     continue
                 if call.headers.get("x-session-id") == PROBE_SESSION:
-                    await _probed(call)
+                    await _probed(call, engine.forced_logprob)
                     continue
                 engine.calls.append(call)
                 await act(call)
@@ -151,8 +153,14 @@ async def raw_engine(act: Act, idle_s: float | None = None) -> AsyncIterator[Raw
             await asyncio.wait(tasks)
 
 
-async def _probed(call: RawCall) -> None:
-    """One token with its id, the way it is asked for."""
+async def _probed(call: RawCall, forced_logprob: float | None) -> None:
+    """One token with its id, the way it is asked for; the one that a bias forces has the log-probability given."""
+    bias = call.body.get("logit_bias")
+    if bias and forced_logprob is not None:
+        forced = answer(ids=tuple(int(token_id) for token_id in bias))
+        forced["choices"][0]["logprobs"]["content"][0]["logprob"] = forced_logprob
+        await call.whole(forced)
+        return
     if not call.body.get("stream"):
         await call.whole(answer(ids=(11,)))
         return
