@@ -75,7 +75,8 @@ async def test_generate_goes_on_with_a_turn_that_has_begun(serve: Serve, count: 
     client = await serve(CALLS, scale_out=True)
     asked = await rendered(client)
     whole = (await client.post("/inference/v1/generate", asked)).json()["choices"][0]
-    begun = {**asked, "token_ids": asked["token_ids"] + whole["token_ids"][:count]}
+    left = {**asked["sampling_params"], "max_tokens": asked["sampling_params"]["max_tokens"] - count}
+    begun = {**asked, "token_ids": asked["token_ids"] + whole["token_ids"][:count], "sampling_params": left}
     rest = (await client.post("/inference/v1/generate", begun)).json()["choices"][0]
     assert rest["token_ids"] == whole["token_ids"][count:]
     assert rest["logprobs"]["content"] == whole["logprobs"]["content"][count:]
