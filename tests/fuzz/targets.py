@@ -126,6 +126,14 @@ def _read(chunks: list[bytes], encoding: str, limit: int) -> bytes:
         return bytes(ended.value)
 
 
+def _refused(chunks: list[bytes], encoding: str, limit: int) -> type[Exception] | None:
+    try:
+        _read(chunks, encoding, limit)
+    except (BodyTooLarge, BodyDamaged) as exc:
+        return type(exc)
+    return None
+
+
 def body(data: bytes) -> None:
     """Packed bytes are unpacked within the limit or clearly refused, the same however they are cut; what was packed
     comes back."""
@@ -146,6 +154,8 @@ def body(data: bytes) -> None:
     }
     for name, pack in packers.items():
         assert _read(pieces(pack(packed), seed), name, len(packed) + 1024) == packed
+        assert _refused(pieces(pack(packed)[:-1], seed), name, limit) is BodyDamaged or len(packed) > limit
+        assert _refused([pack(bytes(2 * limit))], name, limit) is BodyTooLarge
 
 
 # Heads
