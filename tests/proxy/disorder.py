@@ -200,7 +200,7 @@ class World:
             async with asyncio.timeout(20):
                 await asyncio.wait({*signs, reading}, return_when=asyncio.FIRST_COMPLETED)
         await self.engine.gate.pause("keep")
-        unfinished = [call for call in self.samples[before:] if call.finish_reason is None]
+        unfinished = [call for call in self.samples[before:] if call.finished_at is None]
         for task in (reading, begun, *signs):
             task.cancel()
         await asyncio.wait({reading, begun, *signs})
