@@ -16,7 +16,7 @@ from polarq.testing.inference import Scenario, Script, ScriptedInference, Turn
 from .rig import HELLO, Rig, Sse, running, until
 
 WORDS = "one two three four five six seven eight nine ten"
-SLOW = Scenario(name="slow", scripts=(Script(name="a", turns=(Turn(content=WORDS, tokens_per_s=10.0),)),))
+SLOW = Scenario(name="slow", scripts=(Script(name="a", turns=(Turn(content=WORDS, tokens_per_s=4.0),)),))
 QUICK = Scenario.of(WORDS)
 
 
