@@ -8,8 +8,10 @@ import asyncio
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from itertools import cycle
 
+import aiohttp
 import pytest
 from redis.asyncio import Redis
 
@@ -60,8 +62,12 @@ async def no_call_is_lost(redis: Redis, keys: Keys, idle_s: float, waits_s: list
             await arrived.wait()
         await answered(call)
 
-    async with raw_engine(act, idle_s=idle_s) as engine, running(redis, keys, engine.url) as rig:
-        sessions = [await rig.session(index + 1) for index in range(len(waits_s))]
+    async with (
+        raw_engine(act, idle_s=idle_s) as engine,
+        running(redis, keys, engine.url) as rig,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
+    ):
+        sessions = [replace(await rig.session(index + 1), http=http) for index in range(len(waits_s))]
         await asyncio.gather(*map(waits_between, sessions, range(len(waits_s)), waits_s))
         for index, session in enumerate(sessions):
             said = [record.reply["content"] for record in await session.records()]
