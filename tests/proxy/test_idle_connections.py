@@ -54,7 +54,7 @@ async def waits_between(session: Rig, index: int, waits_s: list[float]) -> None:
         assert await ask(session, text, stream=stream) == f"to {text}"
 
 
-async def no_call_is_lost(redis: Redis, keys: Keys, idle_s: float, waits_s: list[list[float]]) -> None:
+async def no_call_is_lost(redis_url: str, keys: Keys, idle_s: float, waits_s: list[list[float]]) -> None:
     arrived = asyncio.Barrier(len(waits_s))  # the first calls are under way together: each has its own connection
 
     async def act(call: RawCall) -> None:
@@ -64,6 +64,7 @@ async def no_call_is_lost(redis: Redis, keys: Keys, idle_s: float, waits_s: list
 
     async with (
         raw_engine(act, idle_s=idle_s) as engine,
+        Redis.from_url(redis_url, max_connections=1000) as redis,
         running(redis, keys, engine.url) as rig,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
@@ -79,20 +80,20 @@ async def no_call_is_lost(redis: Redis, keys: Keys, idle_s: float, waits_s: list
 
 
 @pytest.mark.timeout(300)
-async def test_a_call_after_a_wait_as_long_as_the_engines_patience_is_answered(redis_client: Redis, keys: Keys) -> None:
+async def test_a_call_after_a_wait_as_long_as_the_engines_patience_is_answered(redis_url: str, keys: Keys) -> None:
     """An engine closes a connection after 5 s, and that is when the next calls come."""
     around = [4.8 + 0.4 * index / (SESSIONS - 1) for index in range(SESSIONS)]
     longer = cycle([[wait_s] for wait_s in LONG_WAITS] or [[]])
     waits_s = [[wait_s, *next(longer)] for wait_s in around]
-    await no_call_is_lost(redis_client, keys, 5.0, waits_s)
+    await no_call_is_lost(redis_url, keys, 5.0, waits_s)
 
 
 async def test_calls_that_meet_their_connection_as_the_engine_closes_it_are_answered(
-    redis_client: Redis, keys: Keys
+    redis_url: str, keys: Keys
 ) -> None:
     """An engine with less patience than the proxy's: its connections are still in the pool when it closes them."""
     waits_s = [[0.28 + 0.04 * index / 29] * 4 for index in range(30)]
-    await no_call_is_lost(redis_client, keys, 0.3, waits_s)
+    await no_call_is_lost(redis_url, keys, 0.3, waits_s)
 
 
 @both
