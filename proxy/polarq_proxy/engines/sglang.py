@@ -25,7 +25,7 @@ from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest, Featur
 from polarq_proxy.engines.history import readable
 from polarq_proxy.engines.sglang_answers import answer_of, piece_of
 from polarq_proxy.engines.vllm_completions import completion_rendering
-from polarq_proxy.engines.wire import error_tree, objects, retry_after_s, status_of, text, tree_of
+from polarq_proxy.engines.wire import error_tree, ids_of_rendering, objects, retry_after_s, status_of, text, tree_of
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.sse import SseEvent
 
@@ -144,10 +144,7 @@ class SglangEngine(Engine):
         return EngineRequest("/tokenize", body)
 
     def read_rendering(self, data: bytes) -> list[int]:
-        ids = tree_of(data).get("tokens")
-        if not isinstance(ids, list) or not all(isinstance(token_id, int) for token_id in ids):
-            raise CallFault(FaultKind.ENGINE_FAULT, "the inference server rendered no token ids")
-        return ids
+        return ids_of_rendering(data)
 
     def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in body.items() if key in _SAMPLING and value is not None}

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from polarq.contracts.completion import Usage, VersionSpan
 from polarq_proxy.call import Answer, Choice, ChoiceDelta, ModelCall, Piece
 from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest, TokensIn
 from polarq_proxy.engines.history import readable
@@ -26,8 +25,20 @@ from polarq_proxy.engines.vllm_completions import (
     with_choices,
 )
 from polarq_proxy.engines.vllm_tokens import VllmTokens
+from polarq_proxy.engines.wire import (
+    error_tree,
+    ids_of_rendering,
+    index_of,
+    list_or_none,
+    objects,
+    retry_after_s,
+    spans_of,
+    status_of,
+    text,
+    tree_of,
+    usage_of,
+)
 from polarq_proxy.faults import CallFault, FaultKind
-from polarq_proxy.jsons import NotJson, decode
 from polarq_proxy.sse import SseEvent
 
 _SAMPLING = {
@@ -100,10 +111,7 @@ class VllmEngine(Engine):
         return EngineRequest("/tokenize", body)
 
     def read_rendering(self, data: bytes) -> list[int]:
-        ids = _tree(data).get("tokens")
-        if not isinstance(ids, list) or not all(isinstance(token_id, int) for token_id in ids):
-            raise CallFault(FaultKind.ENGINE_FAULT, "the inference server rendered no token ids")
-        return ids
+        return ids_of_rendering(data)
 
     def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in body.items() if key in _SAMPLING and value is not None}
@@ -124,15 +132,15 @@ class VllmEngine(Engine):
         found = _usual_answer(data)
         if found is not None:
             return found
-        tree = _tree(data)
+        tree = tree_of(data)
         if isinstance(tree.get("error"), dict):
-            raise self._fault(_status_of(tree["error"]), {}, tree)
-        items = _objects(tree.get("choices"))
+            raise self._fault(status_of(tree["error"]), {}, tree)
+        items = objects(tree.get("choices"))
         choices = [_choice(item, place) for place, item in enumerate(items)]
         if not choices:
             raise CallFault(FaultKind.ENGINE_FAULT, "the inference server's answer holds no choice")
-        usage, named = _usage(tree.get("usage")), _text(tree.get("model"))
-        answer = Answer(choices, _list(tree.get("prompt_token_ids")), usage, named)
+        usage, named = usage_of(tree.get("usage")), text(tree.get("model"))
+        answer = Answer(choices, list_or_none(tree.get("prompt_token_ids")), usage, named)
         return with_choices(answer, items) if is_completion(tree) else answer
 
     def read_event(self, event: SseEvent) -> Piece:
@@ -141,30 +149,26 @@ class VllmEngine(Engine):
         found = _usual_piece(event.data) if event.event != b"error" else None
         if found is not None:
             return found
-        tree = _tree(event.data)
+        tree = tree_of(event.data)
         if tree.get("error") is not None or event.event == b"error":
             error = tree.get("error")
-            raise self._fault(_status_of(error), {}, tree)
-        items = _objects(tree.get("choices"))
+            raise self._fault(status_of(error), {}, tree)
+        items = objects(tree.get("choices"))
         piece = Piece(
             choices=[_delta(item, place) for place, item in enumerate(items)],
-            prompt_ids=_list(tree.get("prompt_token_ids")),
-            usage=_usage(tree.get("usage")),
-            model=_text(tree.get("model")) or None,
+            prompt_ids=list_or_none(tree.get("prompt_token_ids")),
+            usage=usage_of(tree.get("usage")),
+            model=text(tree.get("model")) or None,
         )
         return with_changes(piece, items) if is_completion(tree) else piece
 
     def fault(self, status: int, headers: Mapping[str, str], data: bytes) -> CallFault:
-        try:
-            tree = decode(data)
-        except NotJson:
-            tree = {"error": {"message": data[:300].decode("utf-8", "replace")}}
-        return self._fault(status, headers, tree if isinstance(tree, dict) else {})
+        return self._fault(status, headers, error_tree(data))
 
     def _fault(self, status: int, headers: Mapping[str, str], tree: Mapping[str, Any]) -> CallFault:
         error = tree.get("error", tree)
         error = error if isinstance(error, dict) else {"message": str(error)}
-        message = _text(error.get("message")) or _text(error.get("detail")) or f"status {status}"
+        message = text(error.get("message")) or text(error.get("detail")) or f"status {status}"
         param = error.get("param") if isinstance(error.get("param"), str) else None
         words = f"the inference server answered {status}: {message}"
         if status == 400 and (param == "input_tokens" or _OVERFLOW.search(message)):
@@ -182,17 +186,17 @@ class VllmEngine(Engine):
         if status == 413:
             return CallFault(FaultKind.TOO_LARGE, words)
         if status in {429, 503}:
-            return CallFault(FaultKind.OVERLOADED, words, status=status, retry_after_s=_retry_after(headers))
+            return CallFault(FaultKind.OVERLOADED, words, status=status, retry_after_s=retry_after_s(headers))
         if status < 500:
             return CallFault(FaultKind.REFUSED, message, param=param)
         return CallFault(FaultKind.ENGINE_FAULT, words, status=status if status < 600 else 502)
 
     def read_facts(self, version: Any, models: Any) -> EngineFacts:
         served = {}
-        for item in _objects(models.get("data") if isinstance(models, dict) else None):
+        for item in objects(models.get("data") if isinstance(models, dict) else None):
             length = item.get("max_model_len")
-            served[_text(item.get("id"))] = length if isinstance(length, int) else None
-        return EngineFacts(_text(version.get("version")) if isinstance(version, dict) else "", served)
+            served[text(item.get("id"))] = length if isinstance(length, int) else None
+        return EngineFacts(text(version.get("version")) if isinstance(version, dict) else "", served)
 
     def read_weights(self, data: Any) -> str | None:
         version = data.get("weight_version") if isinstance(data, dict) else None
@@ -224,25 +228,25 @@ def _from_engine(message: Any) -> dict[str, Any]:
 
 def _choice(item: dict[str, Any], place: int) -> Choice:
     return Choice(
-        index=_index(item, place),
+        index=index_of(item, place),
         message={"role": "assistant", "content": None, **_from_engine(item.get("message"))},
-        ids=_list(item.get("token_ids")),
+        ids=list_or_none(item.get("token_ids")),
         logprobs=_entries(item),
-        finish_reason=_text(item.get("finish_reason")) or None,
+        finish_reason=text(item.get("finish_reason")) or None,
         stop_reason=_stop(item),
-        weight_versions=_spans(item.get("weight_versions")),
+        weight_versions=spans_of(item.get("weight_versions")),
     )
 
 
 def _delta(item: dict[str, Any], place: int) -> ChoiceDelta:
     return ChoiceDelta(
-        index=_index(item, place),
+        index=index_of(item, place),
         delta=_from_engine(item.get("delta")),
-        ids=_list(item.get("token_ids")),
+        ids=list_or_none(item.get("token_ids")),
         logprobs=_entries(item),
-        finish_reason=_text(item.get("finish_reason")) or None,
+        finish_reason=text(item.get("finish_reason")) or None,
         stop_reason=_stop(item),
-        weight_versions=_spans(item.get("weight_versions")),
+        weight_versions=spans_of(item.get("weight_versions")),
     )
 
 
@@ -265,10 +269,10 @@ def _usual_answer(data: bytes) -> Answer | None:
                 logprobs=entries,
                 finish_reason=item.finish_reason or None,
                 stop_reason=item.stop_reason,
-                weight_versions=_spans(item.weight_versions),
+                weight_versions=spans_of(item.weight_versions),
             )
         )
-    return Answer(choices, prompt_ids, _usage(tree.usage), tree.model)
+    return Answer(choices, prompt_ids, usage_of(tree.usage), tree.model)
 
 
 def _usual_piece(data: bytes) -> Piece | None:
@@ -289,37 +293,10 @@ def _usual_piece(data: bytes) -> Piece | None:
                 logprobs=entries,
                 finish_reason=item.finish_reason or None,
                 stop_reason=item.stop_reason,
-                weight_versions=_spans(item.weight_versions),
+                weight_versions=spans_of(item.weight_versions),
             )
         )
-    return Piece(changes, prompt_ids, _usage(tree.usage), tree.model or None)
-
-
-def _tree(data: bytes) -> dict[str, Any]:
-    try:
-        tree = decode(data)
-    except NotJson as exc:
-        raise CallFault(FaultKind.ENGINE_FAULT, f"the inference server did not answer with JSON: {exc}") from None
-    if not isinstance(tree, dict):
-        raise CallFault(FaultKind.ENGINE_FAULT, "the inference server's answer is not a JSON object")
-    return tree
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _list(value: Any) -> list[Any] | None:
-    return value if isinstance(value, list) else None
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _index(item: dict[str, Any], place: int) -> int:
-    index = item.get("index")
-    return index if isinstance(index, int) else place
+    return Piece(changes, prompt_ids, usage_of(tree.usage), tree.model or None)
 
 
 def _stop(item: dict[str, Any]) -> str | int | None:
@@ -329,38 +306,4 @@ def _stop(item: dict[str, Any]) -> str | int | None:
 
 def _entries(item: dict[str, Any]) -> list[Any] | None:
     logprobs = item.get("logprobs")
-    return _list(logprobs.get("content")) if isinstance(logprobs, dict) else None
-
-
-def _spans(spans: Any) -> list[VersionSpan] | None:
-    if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
-        return None
-    try:
-        return [VersionSpan(version=str(span["version"]), start=span["start"], end=span["end"]) for span in spans]
-    except (KeyError, ValueError):
-        return None
-
-
-def _usage(value: Any) -> Usage | None:
-    if not isinstance(value, dict):
-        return None
-    details = value.get("prompt_tokens_details")
-    return Usage.model_construct(
-        prompt_tokens=_count(value.get("prompt_tokens")),
-        completion_tokens=_count(value.get("completion_tokens")),
-        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
-    )
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _status_of(error: Any) -> int:
-    code = error.get("code") if isinstance(error, dict) else None
-    return code if isinstance(code, int) and 400 <= code < 600 else 500
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    value = headers.get("Retry-After", "")
-    return float(value) if value.isdecimal() else None
+    return list_or_none(logprobs.get("content")) if isinstance(logprobs, dict) else None

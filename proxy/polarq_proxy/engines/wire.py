@@ -30,6 +30,14 @@ def error_tree(data: bytes) -> Mapping[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
+def ids_of_rendering(data: bytes) -> list[int]:
+    """The ids in an answer of /tokenize. Raises `CallFault`."""
+    ids = tree_of(data).get("tokens")
+    if not isinstance(ids, list) or not all(isinstance(token_id, int) for token_id in ids):
+        raise CallFault(FaultKind.ENGINE_FAULT, "the inference server rendered no token ids")
+    return ids
+
+
 def objects(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
@@ -66,7 +74,7 @@ def usage_of(value: Any) -> Usage | None:
     if not isinstance(value, dict):
         return None
     details = value.get("prompt_tokens_details")
-    return Usage(
+    return Usage.model_construct(
         prompt_tokens=count(value.get("prompt_tokens")),
         completion_tokens=count(value.get("completion_tokens")),
         cached_tokens=count(details.get("cached_tokens")) if isinstance(details, dict) else None,
