@@ -54,6 +54,8 @@ class Flight:
         """When the first of what was sampled came."""
         self.shown = False
         """Some of what was sampled has gone to a harness."""
+        self.settling = False
+        """Its answer is whole and is being recorded."""
         self.delivered = False
         self.unstored: Answer | None = None
         """It was sampled, and the store did not take it."""
@@ -88,8 +90,8 @@ class Flight:
             self.noted.delivered = True
 
     def cancel(self) -> None:
-        """Nobody wants the answer any more."""
-        if self._task is not None:
+        """Nobody wants the answer any more. One that is whole is recorded all the same, for who asks again."""
+        if self._task is not None and not self.settling:
             self._task.cancel()
 
     async def closed(self) -> None:

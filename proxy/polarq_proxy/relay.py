@@ -104,9 +104,11 @@ class Relay:
             if flight.began:
                 await self._recorder.keep_broken(capture, flight.so_far(), fault.message)
             raise
+        flight.settling = True
         try:
             await self._recorded(capture, answer)
         except CallFault as fault:
+            flight.settling = False  # it may be asked again
             flight.unstored = answer if fault.kind is FaultKind.STORE_DOWN else None
             raise
         return answer

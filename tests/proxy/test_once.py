@@ -19,6 +19,8 @@ from .rig import HELLO, Rig, Sse, running, until
 
 WORDS = "one two three four five six seven eight nine ten"
 SLOW = Scenario(name="slow", scripts=(Script(name="a", turns=(Turn(content=WORDS, tokens_per_s=20.0),)),))
+SLOWER = Scenario(name="slower", scripts=(Script(name="a", turns=(Turn(content=WORDS, tokens_per_s=5.0),)),))
+"""Slow enough to be cut in the middle on a busy machine."""
 QUICK = Scenario.of("one two three")
 BODY: dict[str, Any] = {"model": "asked", "messages": HELLO}
 RETRY = {"X-Stainless-Retry-Count": "1"}
@@ -101,7 +103,7 @@ async def test_who_hangs_up_and_does_not_come_back_frees_the_engine_and_leaves_a
     redis_client: Redis, keys: Keys, stream: bool
 ) -> None:
     async with (
-        ScriptedInference(scenario=SLOW) as inference,
+        ScriptedInference(scenario=SLOWER) as inference,
         running(redis_client, keys, inference.base_url, retry_grace_s=0.05) as rig,
     ):
         await cut_after_some(rig, stream=stream, inference=inference)
@@ -204,7 +206,7 @@ async def test_several_choices_are_replayed_together(redis_client: Redis, keys: 
 
 async def test_a_session_that_is_closed_frees_the_engine_at_its_next_call(redis_client: Redis, keys: Keys) -> None:
     async with (
-        ScriptedInference(scenario=SLOW) as inference,
+        ScriptedInference(scenario=SLOWER) as inference,
         running(redis_client, keys, inference.base_url, retry_grace_s=600) as rig,
     ):
         await cut_after_some(rig, stream=True, inference=inference)

@@ -12,7 +12,7 @@ from polarq.ledger.keys import Keys
 from polarq.testing.inference import SampledCall, Scenario, ScriptedInference
 from polarq.testing.redis import EmbeddedRedis
 
-from .rig import HELLO, Sse, running
+from .rig import HELLO, Sse, running, until
 
 SCENARIO = Scenario.of("one two three")
 BODY = {"model": "asked", "messages": HELLO}
@@ -92,6 +92,30 @@ async def test_a_store_that_is_gone_is_a_retryable_error(keys: Keys, stream: boo
             assert rig.proxy.counters.calls == 2
             # What the engine sampled while the store was gone is what was recorded and shown: not sampled again.
             assert [call.sampled_ids for call in sampled_of(inference)] == [r.sampled_ids for r in records]
+
+
+async def test_who_leaves_while_its_call_is_recorded_and_asks_again_is_not_sampled_again(keys: Keys) -> None:
+    with EmbeddedRedis() as server:
+        async with (
+            Redis.from_url(server.url) as redis,
+            Redis.from_url(server.url) as other,
+            ScriptedInference(scenario=SCENARIO) as inference,
+            running(redis, keys, inference.base_url, retry_grace_s=0) as rig,
+        ):
+            await rig.ask()
+            await other.client_pause(60_000, all=False)
+            asking = asyncio.create_task(rig.post({**BODY, "temperature": 0.5}))
+            await inference.ledger.wait_until(lambda calls: sum(c.delivered for c in calls) >= 2)
+            await until(lambda: any(flight.settling for flight in rig.proxy.sessions.under_way()))
+            asking.cancel()
+            await asyncio.wait({asking})
+            await until(lambda: not any(flight.awaited for flight in rig.proxy.sessions.under_way()))
+            again = asyncio.create_task(rig.post({**BODY, "temperature": 0.5}))
+            await until(lambda: any(flight.awaited for flight in rig.proxy.sessions.under_way()))
+            await other.client_unpause()
+            status, _ = await again
+            assert status == 200
+            assert len(sampled_of(inference)) == len(await rig.records()) == 2
 
 
 async def test_a_store_that_is_full_is_a_retryable_error(keys: Keys) -> None:
