@@ -19,7 +19,9 @@ from .raw_engine import RawCall, answer, raw_engine
 from .rig import HELLO, running
 
 WORDS = Scenario.of("one two three four five six seven eight")
-SLOW = Scenario(name="slow", scripts=(Script(name="a", turns=(Turn(content="one two three four", tokens_per_s=4.0),)),))
+SLOW = Scenario(
+    name="slow", scripts=(Script(name="a", turns=(Turn(content="one two three four " * 20, tokens_per_s=4.0),)),)
+)
 
 
 async def test_sampling_parameters_of_the_task_replace_the_harnesss_and_both_are_recorded(
@@ -120,11 +122,13 @@ async def test_calls_beyond_the_rate_wait_and_none_is_lost(redis_client: Redis, 
 
 
 async def test_no_call_runs_beyond_its_rollouts_deadline(redis_client: Redis, keys: Keys) -> None:
-    soon = (datetime.now(UTC) + timedelta(seconds=1.5)).isoformat()
     async with (
         ScriptedInference(scenario=SLOW) as inference,
-        running(redis_client, keys, inference.base_url, grant={"rules": {"deadline": soon}}) as rig,
+        running(redis_client, keys, inference.base_url) as one,
     ):
+        await one.proxy.fleet.endpoints[0].met()
+        soon = datetime.now(UTC) + timedelta(seconds=2)
+        rig = await one.session(4, rules={"deadline": soon})
         sse = await rig.stream([{"role": "user", "content": "x"}])
         assert sse.finish_reasons == []
         assert sse.errors[0]["code"] == "no_session"
