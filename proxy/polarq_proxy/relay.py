@@ -70,8 +70,11 @@ class Relay:
                 answer = await self._recorded_answer(flight)
                 break
             except CallFault as fault:
-                if fault.kind is not FaultKind.ABORTED or flight.shown or not left:
+                if fault.kind is not FaultKind.ABORTED:
                     raise
+                if flight.shown or not left:
+                    # Told to the worker only now: what is sampled anew has failed nobody.
+                    raise (fault if capture.frozen is not None else self._judged(capture, fault)) from fault
                 # Aborted for new weights, and nobody has seen any of it: it is sampled anew, under a number of its own.
                 capture.again(session.reserve(capture.call.choices))
                 flight.begin_again()
@@ -140,7 +143,7 @@ class Relay:
             return whole
         if cut is None:
             assert fault is not None
-            raise fault if flight.capture.frozen is not None else self._judged(flight.capture, fault)
+            raise fault
         return flight.cut or cut
 
     async def _fitting_answer(self, flight: Flight) -> Answer:
@@ -341,8 +344,7 @@ class Relay:
         endpoint = _endpoint_of(capture)
         if answer.aborted:
             await self._recorder.keep_broken(capture, answer, "the engine aborted the call")
-            fault = CallFault(FaultKind.ABORTED, "the inference server aborted the call; it may be asked again")
-            raise self._judged(capture, fault)
+            raise CallFault(FaultKind.ABORTED, "the inference server aborted the call; it may be asked again")
         if capture.frozen is not None:
             await self._recorder.keep(capture, answer)
             return

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from polarq.contracts.completion import CompletionLabel
 from polarq.ledger.keys import Keys
+from polarq.store.grants import close_grant
 from polarq.store.pauses import PauseMode, clear_pause, read_acks, set_pause
 from polarq.testing.inference import Scenario, Script, ScriptedInference, Turn
 
@@ -104,6 +105,8 @@ async def test_what_no_harness_has_seen_is_sampled_anew_after_an_abort(redis_cli
         assert last.trainable
         assert last.retry_of == 0
         assert last.seq == 1
+        await rig.proxy.recorder.drain()
+        assert (await close_grant(redis_client, keys, rig.secret)).faults == 0
 
 
 async def test_what_a_harness_has_seen_of_an_aborted_call_is_kept_and_it_is_told(
