@@ -30,8 +30,8 @@ def bound_host(node: Node) -> str:
     return node.host
 
 
-def tcp_sockets(host: str, port: int, setting: str) -> list[socket.socket]:
-    """Listening sockets at every address of `host`. Raises `CannotListen`, which names the topology's `setting`."""
+def tcp_sockets(host: str, port: int, *, host_from: str, port_from: str) -> list[socket.socket]:
+    """Listening sockets at every address of `host`. Raises `CannotListen`, which names where the topology says so."""
     found: list[socket.socket] = []
     try:
         addresses = socket.getaddrinfo(
@@ -50,9 +50,9 @@ def tcp_sockets(host: str, port: int, setting: str) -> list[socket.socket]:
         for opened in found:
             opened.close()
         if exc.errno == errno.EADDRINUSE:
-            text = f"{host}:{port} is taken: stop what listens there, or change {setting} in the topology"
+            text = f"{host}:{port} is taken: stop what listens there, or change {port_from} in the topology"
         else:
-            text = f"cannot listen on {host}:{port}: {exc.strerror or exc}; see {setting} in the topology"
+            text = f"cannot listen on {host}:{port}: {exc.strerror or exc}; see {host_from} in the topology"
         raise CannotListen(text) from None
     return found
 

@@ -142,7 +142,7 @@ async def _lead(node: Node, options: ServeOptions, stop: asyncio.Event) -> None:
 def _sockets(node: Node, options: ServeOptions) -> list[socket.socket]:
     """Every socket the node listens on, the TCP one first. Raises `CannotListen`."""
     port = node.port if options.port is None else options.port
-    found = tcp_sockets(bound_host(node), port, "the node's host and port")
+    found = tcp_sockets(bound_host(node), port, host_from="the node's host", port_from="the node's port")
     if node.proxy.unix_socket:
         # Sandboxes run under other users, and a session's secret is what opens it.
         found.append(unix_socket(Path(node.proxy.unix_socket).expanduser(), 0o666))
@@ -217,7 +217,7 @@ async def _administrated(proxy: Proxy, node: Node, token: str | None, process: i
     runner = web.AppRunner(admin_app(proxy, token), access_log=None)
     await runner.setup()
     try:
-        for one in tcp_sockets(host, port + process, "proxy.admin_host and proxy.admin_port"):
+        for one in tcp_sockets(host, port + process, host_from="proxy.admin_host", port_from="proxy.admin_port"):
             await web.SockSite(runner, one).start()
     except CannotListen:
         await runner.cleanup()

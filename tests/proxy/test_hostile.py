@@ -28,7 +28,7 @@ async def doors(rig: Rig, silent_s: float) -> AsyncIterator[tuple[str, int]]:
     runner = web.AppRunner(rig.proxy.app(), shutdown_timeout=1.0, **SERVER_OPTIONS)
     await runner.setup()
     opened = Doors(runner, silent_s)
-    [listening] = tcp_sockets("127.0.0.1", 0, "the test")
+    [listening] = tcp_sockets("127.0.0.1", 0, host_from="the test", port_from="the test")
     await opened.open(listening)
     try:
         yield listening.getsockname()[:2]

@@ -271,7 +271,7 @@ def test_an_error_inside_a_stream_is_its_last_event() -> None:
     [
         (CallFault(FaultKind.BAD_REQUEST, "x"), 400, "invalid_request_error"),
         (CallFault(FaultKind.REFUSED, "x"), 400, "invalid_request_error"),
-        (CallFault(FaultKind.TOO_MANY_CALLS, "x"), 400, "invalid_request_error"),
+        (CallFault(FaultKind.TOO_MANY_CALLS, "x"), 404, "invalid_request_error"),
         (CallFault(FaultKind.ENGINE_FAULT, "x", status=400), 400, "invalid_request_error"),
         (CallFault(FaultKind.NO_SUCH_ROUTE, "x"), 404, "not_found_error"),
         (CallFault(FaultKind.NO_SESSION, "x"), 404, "not_found_error"),

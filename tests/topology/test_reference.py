@@ -54,7 +54,9 @@ def test_the_example_file_holds_the_defaults_and_nothing_else() -> None:
 def test_the_example_file_explains_each_value() -> None:
     text = example()
     for section in sections():
-        if section.explained and section.path != "gateway.completion_persistence":
+        # By default there is no frozen model, so that none of its keys has a line.
+        absent = {"gateway.completion_persistence", "gateway.nodes[].model_pool[]"}
+        if section.explained and section.path not in absent:
             keys = [key for key in section.keys if key.name != "completion_persistence"]
             assert [key for key in keys if not key.meaning.startswith(POLARS) and f"# {key.meaning}" not in text] == []
 

@@ -196,6 +196,6 @@ def test_a_worker_that_is_told_to_go_while_redis_is_away_goes(tmp_path: Path, sc
         server.kill()
         worker = stack.workers["node0"]
         worker.signal(signal.SIGTERM)
-        worker.wait(90)
+        worker.wait(150)
         assert commands_with("sleep 7654326") == []
         assert "their leases end by themselves" in worker.last_lines(200)
