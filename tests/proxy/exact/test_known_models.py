@@ -40,7 +40,6 @@ class OwnTokenizer:
 
 @pytest.fixture
 def bridge() -> KnownModelBridge:
-    pytest.importorskip("renderers")
     return KnownModelBridge(OwnTokenizer())
 
 
@@ -116,7 +115,6 @@ async def test_what_it_cannot_bridge_goes_the_generic_way(bridge: KnownModelBrid
 
 
 def test_a_model_that_it_does_not_know_is_said_in_one_line() -> None:
-    pytest.importorskip("renderers")
     with pytest.raises(ModelNotKnown, match="does not know the model 'someone/their-model'") as raised:
         KnownModelBridge(OwnTokenizer("someone/their-model"))
     assert "\n" not in str(raised.value)
