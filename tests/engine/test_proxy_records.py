@@ -17,7 +17,7 @@ from polarq.contracts.completion import Completion, CompletionLabel
 from polarq.ledger.keys import Keys
 from polarq.trajectory.base import find_breaks
 
-from .chat import ASK_FOR_TOKENS, a_word_in, forced_tool_call, says
+from .chat import ASK_FOR_TOKENS, WEATHER_TOOL, a_word_in, ask, forced_tool_call, says
 from .conftest import Note
 from .proxied import ProxyOnEngine, proxy_on
 from .reference import Forward, ReferenceModel, largest_difference
@@ -398,3 +398,34 @@ async def test_an_engine_asked_unary_still_gives_the_harness_its_stream(
     forced, plain = await session.recorded()
     assert_recorded_as_said(forced, session.exchanges[0])
     assert difference_from(forward, plain) < forward.tolerance
+
+
+BROKEN_CALL: dict[str, Any] = {
+    "messages": [
+        {"role": "user", "content": "weather?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Par'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "these are no arguments"},
+    ],
+    "tools": [WEATHER_TOOL],
+    "max_tokens": 8,
+    "ignore_eos": True,
+}
+"""A model's own bad call, and what its harness said to it."""
+
+
+async def test_arguments_that_no_server_can_parse_do_not_end_a_conversation(
+    proxy: ProxyOnEngine, engine: Server
+) -> None:
+    with pytest.raises(httpx.HTTPStatusError):
+        await ask(engine.chat_url, {"model": engine.model, **BROKEN_CALL})
+    session = await proxy.session()
+    await session.ask(BROKEN_CALL)
+    [completion] = await session.recorded()
+    assert completion.trainable, completion.untrainable
+    assert completion.messages[1] == BROKEN_CALL["messages"][1]  # the record keeps the model's own
