@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import reprlib
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
@@ -142,14 +144,60 @@ class AgentSpec(Contract):
         return self
 
 
-SAMPLING_PARAMETERS = frozenset(
-    {
-        "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "min_tokens", "bad_words",
-        "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "ignore_eos",
-        "reasoning_effort", "thinking_token_budget", "chat_template_kwargs", "skip_special_tokens",
-    }
-)  # fmt: skip
-"""What `ModelRules.sampling` may set: what decides about tokens, and nothing of what makes them recordable."""
+def _is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
+    """Whether it is a finite number in the range. A boolean is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return (isinstance(value, int) or math.isfinite(value)) and low <= value <= high
+
+
+def _is_whole(value: Any, low: float = -math.inf) -> bool:
+    return isinstance(value, int) and _is_number(value, low)
+
+
+def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list | tuple) and all(fits(item) for item in value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_tokens(value: Any) -> bool:
+    return _is_list(value, lambda item: _is_whole(item, 0))
+
+
+_PENALTY: tuple[Callable[[Any], bool], str] = (lambda value: _is_number(value, -2, 2), "a number from -2 to 2")
+_TOKENS: tuple[Callable[[Any], bool], str] = (_are_tokens, "a list of token ids (whole numbers, 0 or more)")
+_SWITCH: tuple[Callable[[Any], bool], str] = (lambda value: isinstance(value, bool), "true or false")
+_COUNT: tuple[Callable[[Any], bool], str] = (lambda value: _is_whole(value, 0), "a whole number, 0 or more")
+
+SAMPLING_PARAMETERS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda value: _is_number(value, 0), "a finite number, 0 or more"),
+    "top_p": (lambda value: _is_number(value, 0, 1) and value > 0, "a number above 0, and 1 at most"),
+    "top_k": (lambda value: _is_whole(value, -1), "a whole number, -1 (all) or more"),
+    "min_p": (lambda value: _is_number(value, 0, 1), "a number from 0 to 1"),
+    "seed": (_is_whole, "a whole number"),
+    "stop": (lambda value: _is_text(value) or _is_list(value, _is_text), "a text or a list of texts"),
+    "stop_token_ids": _TOKENS,
+    "min_tokens": _COUNT,
+    "bad_words": (lambda value: _is_list(value, _is_text), "a list of texts"),
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "repetition_penalty": (lambda value: _is_number(value, 0) and value > 0, "a finite number above 0"),
+    "logit_bias": (
+        lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+        "an object of token ids and finite numbers",
+    ),
+    "allowed_token_ids": _TOKENS,
+    "ignore_eos": _SWITCH,
+    "reasoning_effort": (_is_text, "a text"),
+    "thinking_token_budget": _COUNT,
+    "chat_template_kwargs": (lambda value: isinstance(value, dict), "an object"),
+    "skip_special_tokens": _SWITCH,
+}
+"""What `ModelRules.sampling` may set (what decides about tokens, and nothing of what makes them recordable): whether a
+value will do, and what one must be."""
 
 
 class ModelRules(Contract):
@@ -170,10 +218,13 @@ class ModelRules(Contract):
     @field_validator("sampling")
     @classmethod
     def _only_sampling(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for name in value:
+        for name, given in value.items():
             if name not in SAMPLING_PARAMETERS:
                 known = ", ".join(sorted(SAMPLING_PARAMETERS))
                 raise ValueError(f"'{name}' is no sampling parameter that a task may set (these are: {known})")
+            will_do, words = SAMPLING_PARAMETERS[name]
+            if not will_do(given):
+                raise ValueError(f"'{name}' must be {words}, not {reprlib.repr(given)}")
         return value
 
 

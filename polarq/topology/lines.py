@@ -84,7 +84,7 @@ def _mistakes(tree: Node, exc: ValidationError) -> list[Mistake]:
     impossible: list[Mistake] = []
     for error in exc.errors(include_url=False, include_input=False):
         place = _place(tree, error["loc"])
-        told = error["ctx"]["keys"] if error["type"] == "unknown_key" else {None: error["msg"]}
+        told = error.get("ctx", {}).get("keys") or {None: error["msg"]}
         for key, message in told.items():
             line = _key_line(place.node, key) or place.line
             mistake = Mistake(line, place.path, message.removeprefix("Value error, "))
@@ -149,8 +149,14 @@ def _entries(node: MappingNode) -> Iterator[tuple[ScalarNode, Node]]:
 
 
 def _key_line(node: Node, key: Any) -> int | None:
-    inside = _child(node, key) if key else None
-    return None if inside is None else inside[0]
+    """The line of a key, or of the last key on a way (a tuple) that the file has; None: it has none of it."""
+    line: int | None = None
+    for part in key if isinstance(key, tuple) else () if key is None else (key,):
+        inside = _child(node, part)
+        if inside is None:
+            break
+        line, node = inside
+    return line
 
 
 def _doubled(node: Node, path: tuple[str, ...]) -> Iterator[Mistake]:

@@ -7,14 +7,17 @@ Every value has one place, a type, a unit in its name, a default and a sentence 
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from polarq.contracts.base import ID_PATTERN, Contract
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import InvalidTopology
+from polarq.topology.addresses import overlap, unix_path
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 NodeId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
@@ -32,6 +35,12 @@ def _http_url(value: str) -> str:
 
 
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+
+
+def _inside(mistakes: Mapping[tuple[str | int, ...], str]) -> PydanticCustomError:
+    """Mistakes of what lies inside a value, each at its way in; the file's lines are found by it."""
+    told = {way: f"{'.'.join(map(str, way))}: {message}" for way, message in mistakes.items()}
+    return PydanticCustomError("wrong_inside", "{text}", {"text": "; ".join(told.values()), "keys": told})
 
 
 def _reachable(host: str, port: int) -> str:
@@ -135,7 +144,7 @@ class ProxySection(Contract):
     stream_upstream: bool = Field(
         True, description="Stream from the engine when the harness streams; else replay one answer."
     )
-    unix_socket: str = Field(
+    unix_socket: Annotated[str, AfterValidator(unix_path)] = Field(
         "", description="Path of a Unix socket that the proxy also listens on, for sandboxes without a network."
     )
     processes: int = Field(
@@ -165,6 +174,19 @@ class ProxySection(Contract):
     pause_hold_s: float = Field(
         120.0, ge=0, description="Seconds that a call waits while inference is paused, before it gets 503."
     )
+
+    @model_validator(mode="after")
+    def _admin_ports_exist(self) -> Self:
+        ports = self.admin_ports
+        if ports and ports[-1] > 65535:
+            message = f"{self.processes} processes need the ports {ports[0]} to {ports[-1]}, and 65535 is the last one"
+            raise _inside({("admin_port",): message})
+        return self
+
+    @property
+    def admin_ports(self) -> range:
+        """Ports of the operator's side: one per process."""
+        return range(0) if self.admin_port is None else range(self.admin_port, self.admin_port + self.processes)
 
 
 class CompletionPersistence(Contract):
@@ -231,6 +253,41 @@ class Node(Contract):
         if value in RESERVED_QUEUES:
             raise ValueError(f"'{value}' is reserved; name the node differently")
         return value
+
+    @field_validator("model_pool")
+    @classmethod
+    def _unique_aliases(cls, pool: list[PoolModel]) -> list[PoolModel]:
+        aliases = [model.alias for model in pool]
+        twice: dict[tuple[str | int, ...], str] = {
+            (at, "alias"): f"'{alias}' is given twice in the node's model_pool; name one of them differently"
+            for at, alias in enumerate(aliases)
+            if alias in aliases[:at]
+        }
+        if twice:
+            raise _inside(twice)
+        return pool
+
+    @field_validator("proxy")
+    @classmethod
+    def _proxy_fits_the_node(cls, proxy: ProxySection, info: ValidationInfo) -> ProxySection:
+        # What is missing from info.data has a mistake of its own.
+        wrong: dict[tuple[str | int, ...], str] = {}
+        if "model_pool" in info.data:
+            aliases = [model.alias for model in info.data["model_pool"]]
+            has = f"has {', '.join(aliases)}" if aliases else "is empty"
+            for kind, treated in proxy.side_traffic.items():
+                if treated != "train" and treated not in aliases:
+                    wrong["side_traffic", kind] = (
+                        f"'{treated}' is neither train nor an alias in model_pool, which {has}"
+                    )
+        host, port = info.data.get("host"), info.data.get("port")
+        if host is not None and port in proxy.admin_ports and overlap(host, proxy.admin_host):
+            ports = proxy.admin_ports
+            taken = f"{ports[0]} is" if len(ports) == 1 else f"{ports[0]} to {ports[-1]} (one per process) hold"
+            wrong["admin_port",] = f"{taken} the node's own port {port}; choose another"
+        if wrong:
+            raise _inside(wrong)
+        return proxy
 
     @field_validator("inference", mode="before")
     @classmethod
