@@ -36,7 +36,7 @@ from polarq_proxy.dialects.base import Dialect, NativeRequest, Operation, Reply,
 from polarq_proxy.downstream import Downstream
 from polarq_proxy.endpoints import Endpoint, Fleet
 from polarq_proxy.faults import CallFault, FaultKind
-from polarq_proxy.flight import Flight
+from polarq_proxy.flight import Flight, too_deep
 from polarq_proxy.gather import pieces_of
 from polarq_proxy.grants import Session, Sessions
 from polarq_proxy.jsons import encode
@@ -54,6 +54,9 @@ from polarq_proxy.side.rules import kind_of
 
 log = logging.getLogger("polarq.proxy")
 
+LARGE_BODY = 1 << 20
+MAX_PARTS = 500_000
+"""Objects and lists in one request's JSON."""
 _VERSIONS = frozenset({"v1", "v1beta", "v1alpha"})
 
 
@@ -216,6 +219,9 @@ class Proxy:
         except CallFault as fault:
             self.counters.errors[str(fault.kind)] += 1
             return _response(dialect.fault(fault))
+        except RecursionError:
+            self.counters.errors[str(FaultKind.BAD_REQUEST)] += 1
+            return _response(dialect.fault(too_deep()))
         except Exception:
             log.exception("a call failed inside the proxy")
             self.counters.errors[str(FaultKind.INTERNAL)] += 1
@@ -243,16 +249,18 @@ class Proxy:
         return dialect.model(ServedModel(name, served.get(name) or next(iter(served.values()), None)))
 
     async def _counted(self, request: web.Request, place: Place, dialect: Dialect, match: re.Match[str]) -> Reply:
-        body = await self._body(request)
+        # Who has no session has no body read for it.
         session = await self.sessions.find(place.grant or _key(request))
+        body = await self._body(request)
         call = dialect.parse(NativeRequest(place.tail, request.query, request.headers, body), match)
         return dialect.counted(call, len(await self.relay.rendered(session, call)))
 
     async def _generate(
         self, request: web.Request, place: Place, dialect: Dialect, match: re.Match[str]
     ) -> web.StreamResponse:
-        body = await self._body(request)
+        # Who has no session has no body read for it.
         session = await self.sessions.find(place.grant or _key(request))
+        body = await self._body(request)
         call = dialect.parse(NativeRequest(place.tail, request.query, request.headers, body), match)
         del body  # it is read, and its answer may take minutes
         digest, marked = digest_of_call(call), marked_as_retry(request.headers)
@@ -299,6 +307,7 @@ class Proxy:
         session.time_left_s()
         label, kind, frozen = self._routed_beside(session, call, headers)
         first_seq = session.reserve(call.choices)
+        sampled_before = session.sampled_tokens + session.promised_tokens
         capture = Capture(
             label=label,
             side_kind=kind,
@@ -312,8 +321,11 @@ class Proxy:
             completion_id=secrets.token_hex(12),
             first_seq=first_seq,
             retry_of=retry_of,
-            overridden=rules.apply(session.spec.rules, call, session.sampled_tokens),
+            overridden=rules.apply(session.spec.rules, call, sampled_before),
         )
+        if session.spec.rules.max_sampled_tokens is not None:
+            capture.promised_tokens = (rules.asked_limit(call) or 0) * call.choices
+            session.promised_tokens += capture.promised_tokens
         flight = Flight(capture, self.node.proxy.retry_grace_s)
         self._start(flight, self.relay.sampled)
         return flight
@@ -333,7 +345,12 @@ class Proxy:
 
     def _landed(self, flight: Flight, answered: bool) -> None:
         self.counters.in_flight -= 1
-        flight.capture.session.repeats.end(flight, answered=answered)
+        session = flight.capture.session
+        session.promised_tokens -= flight.capture.promised_tokens
+        flight.capture.promised_tokens = 0
+        if not answered and flight.unstored is None:
+            session.sampled_tokens += flight.so_far().sampled_tokens
+        session.repeats.end(flight, answered=answered)
 
     async def _recorded_answer(self, session: Session, ended: Ended, call: ModelCall) -> Answer | None:
         """What the record says to a repeat; None: it is about another call after all."""
@@ -397,6 +414,14 @@ class Proxy:
         return down.response
 
     async def _body(self, request: web.Request) -> bytes:
+        body = await self._whole_body(request)
+        if len(body) > LARGE_BODY and body.count(b"{") + body.count(b"[") > MAX_PARTS:
+            # A few megabytes of empty objects would take every other session's time and gigabytes of memory.
+            text = f"the request's JSON has more than {MAX_PARTS} objects and lists"
+            raise CallFault(FaultKind.TOO_LARGE, text)
+        return body
+
+    async def _whole_body(self, request: web.Request) -> bytes:
         limit = self.node.proxy.max_body_bytes
         if request.content_length is not None and request.content_length > limit:
             raise CallFault(FaultKind.TOO_LARGE, f"the request body is larger than {limit} bytes")

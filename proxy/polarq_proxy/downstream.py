@@ -47,6 +47,12 @@ class Downstream:
         return self._response.prepared
 
     @property
+    def behind(self) -> bool:
+        """The harness has not taken all that was sent."""
+        transport = self._request.transport
+        return transport is not None and transport.get_write_buffer_size() > 0
+
+    @property
     def response(self) -> web.StreamResponse:
         return self._response
 

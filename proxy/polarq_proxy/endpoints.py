@@ -71,6 +71,7 @@ class Endpoint:
         processes: int = 1,
     ) -> None:
         self.spec = spec
+        self._api_key = api_key
         self.suffixes: Suffixes | None = None
         """Continues prompts as ids; None: the engine renders, because the node wants it so or must (`exact_off`)."""
         self.exact_off = ""
@@ -118,6 +119,12 @@ class Endpoint:
     def asks_versions(self) -> bool:
         """Whether policy versions must be read around each call."""
         return self._weights_route and not self.gives_versions
+
+    def without_key(self, fault: CallFault) -> CallFault:
+        """The same fault. Servers repeat the key that they were shown, and a fault's words go into sandboxes."""
+        if self._api_key and self._api_key in fault.message:
+            fault.message = fault.message.replace(self._api_key, "***")
+        return fault
 
     async def met(self) -> None:
         """Waits until it was looked at once, however that went: until then nobody knows how to speak to it."""

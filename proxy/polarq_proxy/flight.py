@@ -23,18 +23,64 @@ from polarq_proxy.repeats import Ended
 log = logging.getLogger("polarq.proxy")
 
 
+SMALL = 32 * 1024
+"""Bytes that a connection with nothing left to send takes at once."""
+MAX_BACKLOG = 64 * 1024 * 1024
+"""Bytes that wait for a harness that does not read, before it counts as gone."""
+
+
 class Listener:
-    """A harness that reads a streamed answer while it is sampled."""
+    """A harness that reads a streamed answer while it is sampled. One that does not read holds up nobody: what it has
+    not taken waits for it here."""
 
     def __init__(self, writer: StreamWriter, down: Downstream) -> None:
         self.writer = writer
         self.down = down
         self.whole = False
         """It is given the answer at its end, at once: it came after the end was being held back."""
+        self._backlog: list[bytes] = []
+        self._size = 0
+        self._sender: asyncio.Task[None] | None = None
+        self._gone = False
 
     async def show(self, pieces: Sequence[Piece]) -> None:
-        """Raises `HungUp`."""
-        await self.down.send(b"".join([self.writer.piece(piece) for piece in pieces]))
+        """Does not wait for the harness. Raises `HungUp`."""
+        events = b"".join([self.writer.piece(piece) for piece in pieces])
+        if self._gone:
+            raise HungUp
+        if self._sender is None and len(events) <= SMALL and not self.down.behind:
+            await self.down.send(events)
+            return
+        self._backlog.append(events)
+        self._size += len(events)
+        if self._size > MAX_BACKLOG:
+            self._gone = True
+            raise HungUp
+        if self._sender is None:
+            self._sender = asyncio.create_task(self._send_backlog())
+
+    async def read(self) -> None:
+        """Waits until all that was shown is on its way. Raises `HungUp`."""
+        if self._sender is not None:
+            await asyncio.wait({self._sender})
+        if self._gone:
+            raise HungUp
+
+    def close(self) -> None:
+        if self._sender is not None:
+            self._sender.cancel()
+
+    async def _send_backlog(self) -> None:
+        try:
+            while self._backlog:
+                events = b"".join(self._backlog)
+                self._backlog.clear()
+                self._size = 0
+                await self.down.send(events)
+        except HungUp:
+            self._gone = True
+        finally:
+            self._sender = None
 
     def end(self, held: Sequence[Piece], answer: Answer) -> bytes:
         return self.writer.end(pieces_of(answer) if self.whole else held, answer)
@@ -54,6 +100,8 @@ class Flight:
         """When the first of what was sampled came."""
         self.shown = False
         """Some of what was sampled has gone to a harness."""
+        self.left_record = False
+        """What was sampled before it was cut stands in the record."""
         self.settling = False
         """Its answer is whole and is being recorded."""
         self.delivered = False
@@ -129,6 +177,7 @@ class Flight:
 
     def begin_again(self) -> None:
         """What was sampled so far is given up; nobody has seen it."""
+        self.left_record = False
         self.gatherer = Gatherer(self.capture.call.choices)
         self.held = []
         self.cut = None
@@ -174,6 +223,8 @@ class Flight:
             result = fault
         except asyncio.CancelledError:
             result = CallFault(FaultKind.ABORTED, "nobody waited for this call any more")
+        except RecursionError:
+            result = too_deep()
         except Exception:
             log.exception("a call failed inside the proxy")
             result = CallFault(FaultKind.INTERNAL, "polarq's proxy failed; its log says why")
@@ -185,6 +236,10 @@ class Flight:
         else:
             self._outcome.set_result(result)
         ended(self, not isinstance(result, CallFault))
+
+
+def too_deep() -> CallFault:
+    return CallFault(FaultKind.BAD_REQUEST, "the request is nested too deeply")
 
 
 def _so_far(gatherer: Gatherer) -> Piece | None:

@@ -51,6 +51,10 @@ class Session:
     repeats: Repeats = field(default_factory=Repeats)
     exact: ExactContext = field(default_factory=ExactContext, repr=False)
     sampled_tokens: int = 0
+    promised_tokens: int = 0
+    """What calls under way may still sample, where the rollout's tokens are limited."""
+    made_anew: int = 0
+    """Calls that an abort made twice: they count once."""
     begun: deque[float] = field(default_factory=deque)
     """When its calls of the last minute began, or will begin."""
     earlier: list[Completion] = field(default_factory=list, repr=False)
@@ -64,13 +68,19 @@ class Session:
     def reserve(self, calls: int) -> int:
         """The first of `calls` sequence numbers. Raises `CallFault` beyond the rollout's limit."""
         limit = self.spec.rules.max_calls
-        if limit is not None and self.next_seq + calls > limit:
+        if limit is not None and self.next_seq - self.made_anew + calls > limit:
             raise CallFault(FaultKind.TOO_MANY_CALLS, f"this rollout may make {limit} model calls, and made them")
         budget = self.spec.rules.max_sampled_tokens
-        if budget is not None and self.sampled_tokens >= budget:
+        if budget is not None and self.sampled_tokens + self.promised_tokens >= budget:
             text = f"this rollout may sample {budget} tokens, and sampled them"
             raise CallFault(FaultKind.TOO_MANY_CALLS, text)
         first, self.next_seq = self.next_seq, self.next_seq + calls
+        return first
+
+    def reserve_again(self, calls: int) -> int:
+        """Numbers for a call that must be made anew: what the rollout may ask is not made smaller by it."""
+        first, self.next_seq = self.next_seq, self.next_seq + calls
+        self.made_anew += calls
         return first
 
     def wait_s(self) -> float:

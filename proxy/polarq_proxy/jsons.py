@@ -33,6 +33,8 @@ def _as_json(value: object) -> msgspec.Raw:
     return msgspec.Raw(value.as_json())
 
 
+LENIENT_BYTES = 8 * 1024 * 1024
+"""The lenient reader is slow, and holds up everybody while it reads."""
 _decoder = msgspec.json.Decoder()
 _encoder = msgspec.json.Encoder(enc_hook=_as_json)
 
@@ -43,6 +45,8 @@ def decode(data: bytes | bytearray) -> Any:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         first = exc
+    if len(data) > LENIENT_BYTES:
+        raise NotJson(str(first) or type(first).__name__)
     # The strict and fast reader stumbled: what is left to the lenient one are bare words and lone surrogates.
     try:
         return _whole_text(json.loads(data.decode("utf-8")))

@@ -76,6 +76,8 @@ class Capture:
     """The prompt that was sent as ids; the engine's echo must equal it."""
     exact_missed: str | None = None
     overridden: dict[str, Any] = field(default_factory=dict)
+    promised_tokens: int = 0
+    """What it may sample of what its rollout may."""
     doubt: str | None = None
     """Why the call is not to be trained on, whatever comes back."""
     engine_s: float = 0.0
@@ -89,9 +91,10 @@ class Capture:
     joint_doubt: str | None = None
     """Why an answer in parts is not to be trained on."""
 
-    def again(self, first_seq: int) -> None:
-        """The same call is sampled anew, as a record of its own."""
-        self.retry_of, self.first_seq = self.first_seq, first_seq
+    def again(self, first_seq: int | None) -> None:
+        """The same call is sampled anew; as a record of its own if it has left one."""
+        if first_seq is not None:
+            self.retry_of, self.first_seq = self.first_seq, first_seq
         self.completion_id = secrets.token_hex(12)
         self.body = {}
         self.version_before = self.version_after = None

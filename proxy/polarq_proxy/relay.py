@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 
 from polarq_proxy import rules
 from polarq_proxy.call import Answer, ModelCall, Piece
@@ -75,8 +75,9 @@ class Relay:
                 if flight.shown or not left:
                     # Told to the worker only now: what is sampled anew has failed nobody.
                     raise (fault if capture.frozen is not None else self._judged(capture, fault)) from fault
-                # Aborted for new weights, and nobody has seen any of it: it is sampled anew, under a number of its own.
-                capture.again(session.reserve(capture.call.choices))
+                # Aborted for new weights, and nobody has seen any of it: it is sampled anew, and counts once. What it
+                # left in the record keeps its number.
+                capture.again(session.reserve_again(capture.call.choices) if flight.left_record else None)
                 flight.begin_again()
         session.sampled_tokens += answer.sampled_tokens
         self._timed(flight)
@@ -105,11 +106,12 @@ class Relay:
             raise
         except CallFault as fault:
             if flight.began:
+                flight.left_record = True
                 await self._recorder.keep_broken(capture, flight.so_far(), fault.message)
             raise
         flight.settling = True
         try:
-            await self._recorded(capture, answer)
+            await self._recorded(flight, answer)
         except CallFault as fault:
             flight.settling = False  # it may be asked again
             flight.unstored = answer if fault.kind is FaultKind.STORE_DOWN else None
@@ -164,7 +166,7 @@ class Relay:
         async with endpoint.upstream.post(request.path, encode(request.body), {}) as response:
             data = await response.read()
             if response.status != 200:
-                raise endpoint.engine.fault(response.status, response.headers, data)
+                raise endpoint.without_key(endpoint.engine.fault(response.status, response.headers, data))
         return endpoint.engine.read_rendering(data)
 
     async def deliver(self, flight: Flight, writer: StreamWriter, down: Downstream) -> bool:
@@ -175,14 +177,20 @@ class Relay:
         listener = Listener(writer, down)
         try:
             await flight.listen(listener)
-            answer = await flight.answer()
+            try:
+                answer = await flight.answer()
+            finally:
+                flight.forget(listener)
+            await listener.read()
         except HungUp:
             return False
         except CallFault as fault:
+            with suppress(HungUp):
+                await listener.read()
             await fail(fault, writer, down)
             return False
         finally:
-            flight.forget(listener)
+            listener.close()
         return await sent_last(down, listener.end(flight.held or pieces_of(answer), answer))
 
     def _streams(self, capture: Capture) -> bool:
@@ -248,6 +256,7 @@ class Relay:
             try:
                 return await self._at_engine(endpoint, capture, lambda: self._asked(flight))
             except CallFault as fault:
+                endpoint.without_key(fault)
                 if capture.frozen is not None or fault.kind is FaultKind.ABORTED:
                     raise  # it is not the policy that failed; what was cut may go on
                 if fault.kind is FaultKind.ENGINE_DOWN:
@@ -339,11 +348,14 @@ class Relay:
         self._counters.exact[plan.missed or ("continued" if plan.ids is not None else "first turn")] += 1
         self._counters.forged += plan.forged
 
-    async def _recorded(self, capture: Capture, answer: Answer) -> None:
+    async def _recorded(self, flight: Flight, answer: Answer) -> None:
         """Raises `CallFault` when it is not, or when there is nothing to show."""
+        capture = flight.capture
         endpoint = _endpoint_of(capture)
         if answer.aborted:
-            await self._recorder.keep_broken(capture, answer, "the engine aborted the call")
+            if answer.sampled_tokens:
+                flight.left_record = True
+                await self._recorder.keep_broken(capture, answer, "the engine aborted the call")
             raise CallFault(FaultKind.ABORTED, "the inference server aborted the call; it may be asked again")
         if capture.frozen is not None:
             await self._recorder.keep(capture, answer)

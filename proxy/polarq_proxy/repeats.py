@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 RETRY_HEADER = "X-Stainless-Retry-Count"
 _REMEMBERED = 64
+OTHER_CHOICE = "-"
+"""In the id of a completion that is not the first choice of its answer."""
 _OF_THE_TRANSPORT = frozenset({"stream", "stream_options", "return_token_ids"})
 
 
@@ -64,6 +66,11 @@ def same(call: ModelCall, other: ModelCall | Completion) -> bool:
 def marked_as_retry(headers: Mapping[str, str]) -> bool:
     value = headers.get(RETRY_HEADER, "0")
     return value.isdecimal() and int(value) > 0
+
+
+def _goes_on_from(later: Completion, earlier: Completion) -> bool:
+    known = len(earlier.messages)
+    return len(later.messages) > known and later.messages[:known] == earlier.messages
 
 
 class Repeats:
@@ -106,12 +113,14 @@ class Repeats:
         self._note(digest, ended)
 
     def restore(self, completions: list[Completion]) -> None:
-        """What a process before this one recorded. Whether its last answer was delivered nobody knows: a harness that
-        asks for it again has not got it."""
-        for completion in completions:
+        """What a process before this one recorded. Which of its answers were delivered only a later request shows,
+        which goes on from one; a harness that asks for another one again has not got it."""
+        for place, completion in enumerate(completions):
+            if OTHER_CHOICE in completion.completion_id:
+                continue  # another answer to the same request
             answered = completion.label is not CompletionLabel.ABORTED and not completion.incomplete
-            last = completion is completions[-1]
-            ended = Ended(completion.seq, completion.completion_id, delivered=not last, answered=answered)
+            read = any(_goes_on_from(later, completion) for later in completions[place + 1 :])
+            ended = Ended(completion.seq, completion.completion_id, delivered=read, answered=answered)
             self._note(completion.request_digest, ended)
 
     def _note(self, digest: str, ended: Ended) -> None:

@@ -34,7 +34,7 @@ def saying(**turn: Any) -> Scenario:
 
 
 def slowly(**turn: Any) -> ScriptedInference:
-    return ScriptedInference(scenario=saying(tokens_per_s=10.0, **turn), scale_out=True)
+    return ScriptedInference(scenario=saying(tokens_per_s=6.0, **turn), scale_out=True)
 
 
 def sampled(inference: ScriptedInference) -> list[SampledCall]:

@@ -121,7 +121,7 @@ class VllmEngine(Engine):
         if isinstance(choice, dict) or choice == "required":
             return "tool_choice: " + ("required" if choice == "required" else "named")
         form = body.get("response_format")
-        if isinstance(form, dict) and form.get("type") not in {None, "text"}:
+        if isinstance(form, dict) and form.get("type") not in (None, "text"):  # it may be anything
             return f"response_format: {form['type']}"
         return next((key for key in _GRAMMARS if body.get(key) is not None), None)
 
@@ -180,7 +180,9 @@ class VllmEngine(Engine):
                 prompt_tokens=int(next(filter(None, tokens.groups()))) if tokens else None,
             )
         if status in {401, 403}:
-            return CallFault(FaultKind.MISCONFIGURED, f"{words} (polarq's key for it: see api_key_env in the topology)")
+            # Servers repeat the key that they refuse, and this text goes into sandboxes.
+            refused = f"the inference server answered {status} (polarq's key for it: see api_key_env in the topology)"
+            return CallFault(FaultKind.MISCONFIGURED, refused)
         if status in {404, 405}:
             return CallFault(FaultKind.MISCONFIGURED, f"{words} (see inference.model and base_url in the topology)")
         if status == 413:
