@@ -19,7 +19,7 @@ from polarq.http.polar_shapes import (
     Ready,
     ServerStatus,
 )
-from polarq.http.queries import NoQuery, PauseQuery, node_id_of, query
+from polarq.http.queries import NoQuery, PauseQuery, no_body, node_id_of, query
 from polarq.http.shim import Shim
 from polarq.ledger import AsyncLedger, without_password
 from polarq.ledger.calls import Call
@@ -121,13 +121,14 @@ async def _infos(shim: Shim) -> list[GatewayNodeInfo]:
 
 
 async def inference_status(shim: Shim, request: web.Request) -> web.StreamResponse:
-    """Whether model calls are held back; `inflight` is null while some live node has not said."""
+    """Whether model calls are held back; `inflight` is null while some node that counts has not said."""
     query(request, NoQuery)
     return answer(_inference(await shim.client.inference_state()))
 
 
 async def pause_inference(shim: Shim, request: web.Request) -> web.StreamResponse:
-    """Answers when nothing is in flight on any live node; 504 when that takes too long (the pause then still holds)."""
+    """Answers when nothing is in flight on any node; 504 when that takes too long (the pause then still holds)."""
+    await no_body(request)
     wanted = query(request, PauseQuery)
     try:
         state = await shim.client.pause_inference(
@@ -139,6 +140,7 @@ async def pause_inference(shim: Shim, request: web.Request) -> web.StreamRespons
 
 
 async def resume_inference(shim: Shim, request: web.Request) -> web.StreamResponse:
+    await no_body(request)
     query(request, NoQuery)
     await shim.client.resume_inference()
     return answer(_inference(await shim.client.inference_state()))

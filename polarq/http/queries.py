@@ -79,6 +79,18 @@ def query(request: web.Request, model: type[Q]) -> Q:
         raise Refused(422, problems(exc.problems, "query")) from None
 
 
+async def no_body(request: web.Request) -> None:
+    """Raises `Refused` (422) for a body that asks for something: parameters in it would have no effect."""
+    data = (await request.read()).strip()
+    try:
+        empty = not data or msgspec.json.decode(data) == {}
+    except (msgspec.DecodeError, RecursionError):
+        empty = False
+    if not empty:
+        where = "/admin/inference/pause?mode=abort&timeout_seconds=...&lease_seconds=..."
+        raise Refused(422, problems([f"the body is not read; send none, parameters go into the query ({where})"]))
+
+
 def task_id_of(request: web.Request) -> str:
     """The id in the path. One that cannot be an id is answered like one that is not there."""
     task_id = request.match_info["task_id"]

@@ -77,6 +77,10 @@ class Keys:
         """Hash: what each node's proxies say of the pause, as JSON."""
         return f"{self.prefix}:pause-acks"
 
+    def proxy_present(self, node_id: str, process: int) -> str:
+        """String with an expiry: this proxy process may have calls in flight. How many processes its node has."""
+        return f"{self.prefix}:proxy-present:{node_id}/{process}"
+
     @property
     def waiting(self) -> str:
         """Sorted set: queued rollouts by the time they were queued (server milliseconds)."""

@@ -16,12 +16,15 @@ from redis.asyncio import Redis
 
 from polarq.errors import LedgerUnavailable
 from polarq.ledger.keys import Keys
-from polarq.store.pauses import Pause, PauseAck, acknowledge, read_pause
+from polarq.store.pauses import Pause, PauseAck, acknowledge, read_pause, withdraw
 from polarq_proxy.faults import CallFault, FaultKind
 
 log = logging.getLogger("polarq.proxy")
 
 POLL_S = 0.2
+WITHDRAW_S = 2.0
+PRESENT_EVERY_S = 5.0
+"""How often a process says that it is there, when it has nothing else to say."""
 
 
 class Gate:
@@ -93,7 +96,7 @@ class Gate:
 
 
 class PauseWatch:
-    """Keeps the gate as the record in Redis says, and says back what the gate does."""
+    """Keeps the gate as the record in Redis says, and says back what the gate does and that this process is there."""
 
     def __init__(self, gate: Gate, redis: Redis, keys: Keys, say: Callable[[], PauseAck]) -> None:
         self._gate = gate
@@ -101,6 +104,8 @@ class PauseWatch:
         self._keys = keys
         self._say = say
         self._said: PauseAck | None = None
+        self._due_at = float("-inf")
+        """When this process has to say again that it is there, in the loop's time."""
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -111,10 +116,18 @@ class PauseWatch:
         while self._task is not None and not self._task.done():
             self._task.cancel()  # again and again: the Redis client's own time-outs can swallow a cancellation
             await asyncio.wait({self._task}, timeout=POLL_S)
+        if self._said is not None and not self._gate.in_flight:
+            # While Redis does not answer, nobody waits for it here: the key ends by itself.
+            with suppress(LedgerUnavailable, TimeoutError):
+                async with asyncio.timeout(WITHDRAW_S):
+                    await withdraw(self._redis, self._keys, self._said.node_id, self._said.process)
 
     async def look(self) -> None:
         """Once. While Redis does not answer, the gate stays as it is: no call could be recorded anyway."""
         with suppress(LedgerUnavailable):
+            # Presence first: who pauses between the two either finds this process there, or its pause is read here.
+            if asyncio.get_running_loop().time() >= self._due_at:
+                await self._tell(self._say())
             pause = await read_pause(self._redis, self._keys)
             if pause != self._gate.pause:
                 log.info("model calls are %s", "let through" if pause is None else f"held back ({pause.mode})")
@@ -122,8 +135,12 @@ class PauseWatch:
             said = self._say()
             # A pause is acknowledged until it is drained, and its end once.
             if said != self._said:
-                await acknowledge(self._redis, self._keys, said)
-                self._said = said
+                await self._tell(said)
+
+    async def _tell(self, said: PauseAck) -> None:
+        await acknowledge(self._redis, self._keys, said)
+        self._said = said
+        self._due_at = asyncio.get_running_loop().time() + PRESENT_EVERY_S
 
     async def _watching(self) -> None:
         while True:

@@ -6,10 +6,13 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 
+import pytest
 from redis.asyncio import Redis
 
+from polarq.client.pausing import NotPaused
+from polarq.contracts.node import NodeHealth
 from polarq.ledger.keys import Keys
-from polarq.store.pauses import PauseAck, acknowledge, read_pause
+from polarq.store.pauses import Pause, PauseAck, acknowledge, read_acks, read_pause, set_pause, withdraw
 from tests.http.rig import Rig, a_task
 
 POLAR_NODE_KEYS = {
@@ -164,6 +167,140 @@ async def test_a_pause_that_does_not_drain_is_a_504_and_holds_until_its_lease_en
     assert response.status_code == 504
     assert "still model calls in flight on node0" in response.json()["detail"]
     await eventually(lambda: over(redis, keys))
+
+
+async def acked(shim: Rig, pause: Pause | None = None, *, node_id: str = "node0", in_flight: int = 0) -> None:
+    """A node's only proxy process says that it is there, and what it does about a pause."""
+    ledger = shim.client.ledger
+    ack = PauseAck(node_id=node_id, pause_id=pause.pause_id if pause else "", in_flight=in_flight)
+    await acknowledge(ledger.redis, ledger.calls.keys, ack)
+
+
+async def paused(shim: Rig) -> Pause:
+    return await set_pause(shim.client.ledger.redis, shim.client.ledger.calls.keys, lease_s=60)
+
+
+async def die(shim: Rig, node_id: str = "node0") -> None:
+    """The node's worker is not heard of any longer."""
+    await shim.client.ledger.redis.delete(shim.client.ledger.calls.keys.node_alive(node_id))
+    assert not any(node.alive for node in await shim.client.nodes() if node.node_id == node_id)
+
+
+async def vanish(shim: Rig, node_id: str = "node0") -> None:
+    """The node's proxy has not been heard of for so long that its presence has ended."""
+    await shim.client.ledger.redis.delete(shim.client.ledger.calls.keys.proxy_present(node_id, 0))
+
+
+async def drained(shim: Rig) -> bool:
+    return (await shim.client.inference_state()).drained
+
+
+async def test_a_proxy_that_is_there_is_waited_for_although_its_worker_is_not(shim: Rig) -> None:
+    await shim.announce("node0")
+    await acked(shim)
+    await die(shim)
+    with pytest.raises(NotPaused, match=r"in flight on node0 \(its proxy has not said\)"):
+        await shim.client.pause_inference(timeout_s=0.1)
+    response = await shim.http.post("/admin/inference/pause?timeout_seconds=0.1")
+    assert (response.status_code, "node0" in response.json()["detail"]) == (504, True)
+
+
+async def test_a_proxy_that_is_there_is_waited_for_although_its_worker_takes_it_for_dead(shim: Rig) -> None:
+    await shim.announce("node0", health=NodeHealth(proxy=False))
+    assert (await shim.http.post("/admin/inference/pause?timeout_seconds=5")).status_code == 200
+    await acked(shim)
+    with pytest.raises(NotPaused, match="node0"):
+        await shim.client.pause_inference(timeout_s=0.1)
+
+
+async def test_presence_that_was_never_acknowledged_blocks_too(shim: Rig) -> None:
+    ledger = shim.client.ledger
+    await shim.announce("node0", health=NodeHealth(proxy=False))
+    await paused(shim)
+    await ledger.redis.set(ledger.calls.keys.proxy_present("node0", 0), 1, px=60_000)
+    assert not await drained(shim)
+
+
+async def test_calls_that_a_dead_nodes_proxy_has_in_flight_are_waited_for(shim: Rig) -> None:
+    await shim.announce("node0")
+    await die(shim)
+    pause = await paused(shim)
+    await acked(shim, pause, in_flight=1)
+    await vanish(shim)
+    state = await shim.client.inference_state()
+    assert (state.paused, state.in_flight, state.drained) == (True, 1, False)
+    await acked(shim, pause)
+    assert await drained(shim)
+
+
+async def test_a_dead_node_whose_proxys_presence_has_ended_is_not_waited_for(shim: Rig) -> None:
+    await shim.announce("node0")
+    await acked(shim)
+    await die(shim)
+    await paused(shim)
+    assert not await drained(shim)
+    await vanish(shim)
+    assert await drained(shim)
+    assert [node.alive for node in (await shim.client.inference_state()).nodes] == [False]
+
+
+async def test_a_live_node_of_whose_proxy_nothing_is_known_is_waited_for(shim: Rig) -> None:
+    await shim.announce("node0")
+    await paused(shim)
+    assert not await drained(shim)
+
+
+async def test_a_proxy_without_a_worker_is_waited_for_and_listed_as_not_alive(shim: Rig) -> None:
+    await acked(shim, node_id="outside")
+    with pytest.raises(NotPaused, match="outside"):
+        await shim.client.pause_inference(timeout_s=0.1)
+    share = {"node_id": "outside", "alive": False, "inference": None, "waiting": 0}
+    status = (await shim.http.get("/admin/inference/status")).json()
+    assert status == {"paused": False, "inflight": None, "nodes": [{**share, "paused": False, "inflight": None}]}
+    await acked(shim, await paused(shim), node_id="outside")
+    status = (await shim.http.get("/admin/inference/status")).json()
+    assert status == {"paused": True, "inflight": 0, "nodes": [{**share, "paused": True, "inflight": 0}]}
+
+
+async def test_every_process_that_a_present_proxy_tells_of_is_waited_for(shim: Rig) -> None:
+    ledger = shim.client.ledger
+    pause = await paused(shim)
+    ack = PauseAck(node_id="outside", process=1, processes=2, pause_id=pause.pause_id)
+    await acknowledge(ledger.redis, ledger.calls.keys, ack)
+    assert not await drained(shim)
+    await acknowledge(ledger.redis, ledger.calls.keys, ack.model_copy(update={"process": 0}))
+    assert await drained(shim)
+
+
+async def test_a_proxy_that_withdraws_is_not_waited_for(shim: Rig) -> None:
+    ledger = shim.client.ledger
+    await acked(shim, node_id="outside")
+    await paused(shim)
+    assert not await drained(shim)
+    await withdraw(ledger.redis, ledger.calls.keys, "outside", 0)
+    assert await drained(shim)
+
+
+async def test_a_new_pause_forgets_the_proxies_that_are_gone_and_no_others(shim: Rig) -> None:
+    redis, keys = shim.client.ledger.redis, shim.client.ledger.calls.keys
+    await acked(shim, node_id="gone")
+    await acked(shim, node_id="there")
+    await vanish(shim, "gone")
+    await paused(shim)
+    assert [ack.node_id for ack in await read_acks(redis, keys)] == ["there"]
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+async def test_parameters_of_a_pause_in_the_body_are_refused(shim: Rig, verb: str) -> None:
+    redis, keys = shim.client.ledger.redis, shim.client.ledger.calls.keys
+    pause = await paused(shim)
+    for body in (b'{"mode": "abort"}', b"[]", b"null", b"mode=abort", b"{"):
+        response = await shim.http.post(f"/admin/inference/{verb}", content=body)
+        assert response.status_code == 422, body
+        assert "?mode=abort&timeout_seconds=...&lease_seconds=..." in response.json()["detail"][0]["msg"]
+    assert await read_pause(redis, keys) == pause
+    for body in (b"", b"{}", b" { }\n"):
+        assert (await shim.http.post(f"/admin/inference/{verb}", content=body)).status_code == 200
 
 
 async def test_polars_gateway_routes_say_where_nodes_meet(shim: Rig) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 from redis.asyncio import Redis
 
 from polarq.contracts.completion import CompletionLabel
 from polarq.ledger.keys import Keys
 from polarq.store.grants import close_grant
-from polarq.store.pauses import PauseMode, clear_pause, read_acks, set_pause
+from polarq.store.pauses import PRESENCE_S, PauseMode, clear_pause, read_acks, read_presence, set_pause
 from polarq.testing.inference import Scenario, Script, ScriptedInference, Turn
+from polarq_proxy import pausing
 
 from .rig import HELLO, Rig, Sse, running, until
 
@@ -125,3 +127,29 @@ async def test_what_a_harness_has_seen_of_an_aborted_call_is_kept_and_it_is_told
         assert (record.label, record.incomplete) == (CompletionLabel.ABORTED, True)
         [call] = [call for call in inference.ledger if call.session_id == "task.0"]
         assert record.sampled_ids == call.sampled_ids[: len(record.sampled_ids)] != []
+
+
+async def test_a_proxy_says_that_it_is_there_before_it_serves_and_until_it_ends(
+    redis_client: Redis, keys: Keys
+) -> None:
+    async with ScriptedInference(scenario=QUICK) as inference:
+        async with running(redis_client, keys, inference.base_url) as rig:
+            assert await read_presence(redis_client, keys, [("node0", 0)]) == {("node0", 0): 1}
+            left_ms = await redis_client.pttl(keys.proxy_present("node0", 0))
+            assert 0 < left_ms <= PRESENCE_S * 1000
+            assert [ack.node_id for ack in await read_acks(rig.redis, keys)] == ["node0"]
+        assert await read_presence(redis_client, keys, [("node0", 0)]) == {}
+        assert await read_acks(redis_client, keys) == []
+
+
+async def test_a_proxy_that_has_nothing_new_to_say_keeps_saying_that_it_is_there(
+    redis_client: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pausing, "PRESENT_EVERY_S", 0.0)
+    async with ScriptedInference(scenario=QUICK) as inference, running(redis_client, keys, inference.base_url):
+        await redis_client.delete(keys.proxy_present("node0", 0), keys.pause_acks)
+
+        async def there() -> bool:
+            return bool(await read_presence(redis_client, keys, [("node0", 0)]) and await read_acks(redis_client, keys))
+
+        await until(there)
