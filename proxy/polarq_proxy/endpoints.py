@@ -216,7 +216,6 @@ class Endpoint:
             text = f"{self.upstream.where} does not serve '{self.model}' (it serves {', '.join(state.served)})"
             raise CallFault(FaultKind.MISCONFIGURED, f"{text}: set inference.model in the topology")
         answer = await self._sampled(_hello(), None)
-        state.reachable = True
         state.gives_ids = bool(answer.prompt_ids) and all(choice.ids and choice.logprobs for choice in answer.choices)
         if state.gives_ids and self.features.streams_ids and not await self._streams_ids():
             self.features = replace(self.features, streams_ids=False)
@@ -225,6 +224,7 @@ class Endpoint:
         state.problem = self._problem(answer)
         self.tokens_in = await self._opened_tokens_in()
         await self._meet_exactly()
+        state.reachable = True
         log.log(logging.WARNING if state.problem else logging.INFO, "%s", self.in_words())
 
     def in_words(self) -> str:

@@ -77,7 +77,7 @@ class ProxyOnEngine:
 async def _examined(proxy: Proxy) -> None:
     """The proxy knows what the server is: how to ask for ids depends on the release."""
     deadline = asyncio.get_running_loop().time() + EXAMINED_S
-    while any(endpoint.state.gives_ids is None for endpoint in proxy.fleet.endpoints):
+    while not all(endpoint.state.reachable for endpoint in proxy.fleet.endpoints):
         assert asyncio.get_running_loop().time() < deadline, [e.report() for e in proxy.fleet.endpoints]
         await asyncio.sleep(0.02)  # nothing announces it
 
