@@ -19,7 +19,7 @@ class Settings:
     | `POLARQ_TOPOLOGY` | path of the topology file (else `./topology.yaml` when present, else built-in defaults) |
     | `POLARQ_REDIS_URL` | the ledger's, store's and broker's Redis; wins over the topology's `redis.url` |
     | `POLARQ_NODE_ID` | this worker's node, when `-Q` does not say it |
-    | `POLARQ_TOKEN` | bearer token of the HTTP shim |
+    | `POLARQ_TOKEN` | bearer token of the HTTP shim, of a proxy's operator's side and of all that its /health says |
     | `POLARQ_URL` | address of the HTTP shim, for the command line |
     | `POLARQ_CALLBACK_SECRET` | key that signs callbacks |
     | `POLARQ_STATE_DIR` | where a node keeps sandboxes, logs and spooled results (default `~/.polarq`) |

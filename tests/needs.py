@@ -8,8 +8,12 @@ from typing import NoReturn
 import pytest
 
 
+def in_ci() -> bool:
+    return os.environ.get("CI", "").lower() not in {"", "0", "false"}
+
+
 def not_here(reason: str) -> NoReturn:
     """Ends the test: `reason` says what is missing."""
-    if os.environ.get("CI", "").lower() not in {"", "0", "false"}:
+    if in_ci():
         pytest.fail(f"{reason}; CI must have it", pytrace=False)
     pytest.skip(reason)

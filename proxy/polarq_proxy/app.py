@@ -8,6 +8,7 @@ path or a header, because both may hold a session's secret.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import re
 import secrets
@@ -105,8 +106,10 @@ class Proxy:
         keep_s: float = KEEP_S,
         max_event_bytes: int = MAX_EVENT_BYTES,
         peers: Peers | None = None,
+        token: str | None = None,
     ) -> None:
         self.node = node
+        self._token = token
         self.peers = peers
         """The other processes of this proxy; None: it is the only one."""
         self.counters = Counters()
@@ -172,6 +175,17 @@ class Proxy:
     def _of(self) -> dict[str, int]:
         return {} if self.peers is None else {"process": self.peers.index, "processes": self.peers.processes}
 
+    def _health_for(self, request: web.Request) -> dict[str, Any]:
+        """All of it for whoever shows the node's token. Sandboxes reach this route too: where there is a token, they
+        read only that the proxy is up."""
+        health = self.health()
+        if self._token is None:
+            return health
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            return health
+        return {key: health[key] for key in ("status", "node", "version")}
+
     def _gauges(self) -> dict[str, float]:
         return {
             "in_flight": self.counters.in_flight,
@@ -198,7 +212,7 @@ class Proxy:
             return web.Response()
         place = placed(request.path, request.query)
         if request.method == "GET" and place.tail == "health" and place.grant is None:
-            return _response(Reply(encode(self.health())))
+            return _response(Reply(encode(self._health_for(request))))
         if request.method == "GET" and not place.tail:
             return _response(Reply(encode({"status": "ok"})))
         native = NativeRequest(place.tail, request.query, request.headers, b"", place.version)
@@ -269,9 +283,6 @@ class Proxy:
         answer = None
         if ended is not None and ended.answered:
             answer = await self._recorded_answer(session, ended, call)
-            if answer is not None:
-                # What was found is given out now: who asks again unmarked wants another sample.
-                ended.delivered = True
         if ended is not None and ended.unstored is not None and same(call, ended.unstored.capture.call):
             flight = self._stored_again(ended.unstored)
         if flight is None and answer is None:
@@ -280,7 +291,7 @@ class Proxy:
         elif flight is not None or answer is not None:
             self.counters.replays += 1
             self.recorder.note_replay(session)
-        return await self._answered(request, dialect, call, flight, answer)
+        return await self._answered(request, dialect, call, flight, answer, ended)
 
     def _routed_beside(
         self, session: Session, call: ModelCall, headers: Mapping[str, str]
@@ -363,8 +374,15 @@ class Proxy:
         return answer_of(found) if whole else None
 
     async def _answered(
-        self, request: web.Request, dialect: Dialect, call: ModelCall, flight: Flight | None, answer: Answer | None
+        self,
+        request: web.Request,
+        dialect: Dialect,
+        call: ModelCall,
+        flight: Flight | None,
+        answer: Answer | None,
+        ended: Ended | None,
     ) -> web.StreamResponse:
+        """`answer` is out of the record, where there is no flight; `ended` is told when it was read."""
         completion_id = flight.capture.completion_id if flight is not None else secrets.token_hex(12)
         head = ReplyHead(completion_id, int(time.time()))
         headers = {"X-Request-Id": completion_id}
@@ -372,7 +390,7 @@ class Proxy:
             flight.join()
         try:
             if call.stream:
-                return await self._stream(request, dialect, call, flight, answer, head, headers)
+                return await self._stream(request, dialect, call, flight, answer, ended, head, headers)
             if answer is None:
                 assert flight is not None
                 answer = await flight.answer()
@@ -380,8 +398,7 @@ class Proxy:
             await response.prepare(request)
             with suppress(ConnectionError):
                 await response.write_eof()
-                if flight is not None:
-                    flight.read_by_harness()
+                _read(flight, ended)
             return response
         finally:
             if flight is not None:
@@ -394,6 +411,7 @@ class Proxy:
         call: ModelCall,
         flight: Flight | None,
         answer: Answer | None,
+        ended: Ended | None,
         head: ReplyHead,
         headers: dict[str, str],
     ) -> web.StreamResponse:
@@ -403,9 +421,10 @@ class Proxy:
             try:
                 if flight is None:
                     assert answer is not None
-                    await sent_last(down, writer.end(pieces_of(answer), answer))
+                    if await sent_last(down, writer.end(pieces_of(answer), answer)):
+                        _read(None, ended)
                 elif await self.relay.deliver(flight, writer, down):
-                    flight.read_by_harness()
+                    _read(flight, ended)
             except CallFault:
                 raise
             except Exception:
@@ -476,6 +495,14 @@ async def _in_time(content: StreamReader, idle_s: float) -> AsyncIterator[bytes]
                 chunk = await content.readany()
         if chunk:
             yield chunk
+
+
+def _read(flight: Flight | None, ended: Ended | None) -> None:
+    """The harness has had the whole answer: who asks the same again unmarked wants another sample."""
+    if flight is not None:
+        flight.read_by_harness()
+    elif ended is not None:
+        ended.delivered = True
 
 
 def _internal() -> CallFault:

@@ -73,7 +73,7 @@ async def serve(options: ServeOptions, settings: Settings, env: Mapping[str, str
             return
         peers = None if options.peers is None else Peers(options.peers, options.process, options.processes)
         keys, keep_s = Keys(topology.redis.prefix), topology.retention.result_s
-        proxy = Proxy(node, redis, keys, env=env, keep_s=keep_s, peers=peers)
+        proxy = Proxy(node, redis, keys, env=env, keep_s=keep_s, peers=peers, token=settings.token)
         await _run(proxy, node, options, stop, settings.token)
     finally:
         await redis.aclose()

@@ -228,6 +228,10 @@ async def test_the_operators_side_is_on_its_own_socket_behind_a_token(redis_url:
                 assert secret not in str(known)
                 async with http.get(admin + "/health", headers=shown) as answer:
                     assert (await answer.json())["node"] == "node0"
+                async with http.get(url + "/health") as answer:
+                    assert sorted(await answer.json()) == ["node", "status", "version"]
+                async with http.get(url + "/health", headers=shown) as answer:
+                    assert (await answer.json())["inference"][0]["url"] == inference.base_url
                 for route in ("/metrics", "/sessions"):  # not on the side that sandboxes reach
                     async with http.get(url + route, headers=shown) as answer:
                         assert answer.status == 404

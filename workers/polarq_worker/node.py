@@ -295,7 +295,9 @@ class NodeService:
     async def _health(self) -> NodeHealth:
         try:
             async with httpx.AsyncClient(timeout=_HEALTH_TIMEOUT_S, trust_env=False) as http:
-                answer = (await http.get(f"{self.node.proxy_url}/health")).json()
+                token = self.settings.token
+                headers = {"Authorization": f"Bearer {token}"} if token else {}
+                answer = (await http.get(f"{self.node.proxy_url}/health", headers=headers)).json()
         except (httpx.HTTPError, ValueError) as exc:
             text = f"the proxy at {self.node.proxy_url} does not answer: {type(exc).__name__}"
             return NodeHealth(proxy=False, inference=self.health.inference, message=text)

@@ -30,7 +30,7 @@ def check_proxies(deployment: Deployment) -> Iterator[Finding]:
         record = alive.get(node.id)
         url = record.proxy_url if record is not None and record.proxy_url else node.proxy_url
         try:
-            answer = _client().get(f"{url}/health", timeout=CONNECT_S)
+            answer = _client(deployment.settings.token or "").get(f"{url}/health", timeout=CONNECT_S)
         except httpx.HTTPError as exc:
             yield _silent(part, node, url, record, exc)
             continue

@@ -106,7 +106,10 @@ async def converse(data: st.DataObject) -> None:
         parents = list(matching(told, history))
         message, text, ended = data.draw(sampled_turns(), "answer")
         end = "<|im_end|>" if ended else ""
-        sent = [*(data.draw(spellings(message)) for message in past), *messages[len(past) :]]
+        # What is rendered is sent as it is: how a template writes another spelling of it is the template's own affair,
+        # and after a lie what is called past here may be new.
+        spelt = [] if lie else [data.draw(spellings(message)) for message in past]
+        sent = [*spelt, *messages[len(spelt) :]]
         plan = await session.sample(sent, message, text + end, TOOLS, "stop" if ended else "length")
         if plan.ids is not None:
             new = messages[len(parents[0].history) :]
