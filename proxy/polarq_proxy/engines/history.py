@@ -1,4 +1,4 @@
-"""What engines can read of a history: they parse the arguments of earlier tool calls, and refuse the whole request for
+"""What engines can read of a history: some parse the arguments of earlier tool calls, and refuse the whole request for
 one that is no JSON object, although a model sampled it."""
 
 from __future__ import annotations
