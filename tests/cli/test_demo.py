@@ -140,7 +140,7 @@ def test_a_demo_that_is_killed_takes_worker_proxy_agents_and_inference_along(sta
         if "valkey" in line or "redis" in line:
             # Its data outlive it; the worker still needs it to give its rollouts back.
             continue
-        wait_for_end(pid, 60)
+        wait_for_end(pid, 120)
     for pid in running(state):
         os.kill(pid, signal.SIGTERM)
         wait_for_end(pid, 10)
