@@ -102,7 +102,7 @@ def engine(
 def tiny(engine: Server) -> None:
     """For tests that are about the tiny random model and its tokenizer."""
     if not engine.started_here:
-        pytest.skip("this is about the model that is served by a server started here")
+        engine.lacks("this is about the model that is served by a server started here")
 
 
 @pytest.fixture(scope="session")
@@ -116,10 +116,10 @@ def loaded(engine: Server) -> ReferenceModel | None:
 
 
 @pytest.fixture(scope="session")
-def reference(loaded: ReferenceModel | None) -> ReferenceModel:
+def reference(engine: Server, loaded: ReferenceModel | None) -> ReferenceModel:
     """For tests that are nothing without a plain forward pass."""
     if loaded is None:
-        pytest.skip("no checkpoint to compare with: give its folder as POLARQ_ENGINE_CHECKPOINT")
+        engine.lacks("no checkpoint to compare with: give its folder as POLARQ_ENGINE_CHECKPOINT")
     return loaded
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import httpx
 import pytest
@@ -84,6 +84,13 @@ class Server:
             raise ValueError(f"{target.url} serves {', '.join(served) or 'no model'}: set POLARQ_ENGINE_MODEL")
         return cls(target.engine, target.url, model, served[model], target.checkpoint, started_here=False)
 
+    def lacks(self, reason: str) -> NoReturn:
+        """Ends a test that needs what this server has not: somebody else's server may be without it, and the test is
+        skipped; one that the suite itself has started must not be."""
+        if self.started_here:
+            pytest.fail(f"{reason}; a server that is started here must have it", pytrace=False)
+        pytest.skip(reason)
+
     @property
     def chat_url(self) -> str:
         return f"{self.base_url}/v1/chat/completions"
@@ -114,6 +121,6 @@ class Server:
         response = httpx.get(f"{self.base_url}/metrics", timeout=ANSWER_S)
         name = _METRICS[self.engine][place]
         if response.status_code == 404 or name not in response.text:
-            pytest.skip(f"{self.base_url} publishes no {name}")
+            self.lacks(f"{self.base_url} publishes no {name}")
         found = (line for line in response.text.splitlines() if line.startswith((name + "{", name + " ")))
         return sum(float(line.rsplit(" ", 1)[1]) for line in found)

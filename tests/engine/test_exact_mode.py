@@ -44,13 +44,13 @@ COMMANDS = tuple(
 @pytest.fixture(autouse=True)
 def vllm_alone(engine: Server) -> None:
     if engine.engine != "vllm":
-        pytest.skip("answers are forced by vLLM's own grammar field, and log-probabilities are taken behind it")
+        engine.lacks("answers are forced by vLLM's own grammar field, and log-probabilities are taken behind it")
 
 
 @pytest.fixture(scope="module")
 def words(engine: Server) -> Vocabulary:
     if engine.checkpoint is None:
-        pytest.skip("no checkpoint: what ids spell is not known")
+        engine.lacks("no checkpoint: what ids spell is not known")
     return Vocabulary(engine.checkpoint)
 
 

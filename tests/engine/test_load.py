@@ -30,7 +30,7 @@ RETRY = {"X-Stainless-Retry-Count": "1"}
 @pytest.fixture(autouse=True)
 def vllm_alone(engine: Server) -> None:
     if engine.engine != "vllm" or engine.checkpoint is None:
-        pytest.skip("the server's counters are vLLM's, and ids are the tiny model's")
+        engine.lacks("the server's counters are vLLM's, and ids are the tiny model's")
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ PY
 def vllm_here(engine: Server) -> None:
     """Other weights are put into the server, from a folder that it must see."""
     if engine.engine != "vllm" or not engine.base_url.startswith("http://127.0.0.1:") or engine.checkpoint is None:
-        pytest.skip("this changes the weights of a vLLM on this machine that serves the tiny model")
+        engine.lacks("this changes the weights of a vLLM on this machine that serves the tiny model")
 
 
 @pytest.fixture(scope="module")
