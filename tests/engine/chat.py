@@ -22,6 +22,7 @@ WEATHER_TOOL: Mapping[str, Any] = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+WITHOUT_THINKING: Mapping[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
 TOOL_CALL_TEXT = 'ok <tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
@@ -73,8 +74,8 @@ def forced_tool_call(engine: EngineName = "vllm", **more: Any) -> dict[str, Any]
         "weather in Paris?",
         tools=[WEATHER_TOOL],
         tool_choice="auto",
-        chat_template_kwargs={"enable_thinking": False},
         max_tokens=200,
+        **WITHOUT_THINKING,
         **forced[engine],
         **more,
     )

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .chat import Answer, says
+from .chat import WITHOUT_THINKING, Answer, forced_tool_call, says
 from .reference import ReferenceModel, largest_difference
 from .server import Server, Target
 from .sglang_chat import ASK_STREAM, ASK_UNARY, read_sglang_stream, read_sglang_unary
@@ -87,11 +87,19 @@ async def test_tokenize_renders_a_chat_to_the_ids_that_it_is_sampled_after(engin
     assert rendered["tokens"] == (await ask_sglang(engine, {**body, "max_tokens": 1})).prompt_ids
 
 
-async def test_what_ends_an_answer_is_among_its_ids(engine: Server) -> None:
-    answer = await ask_sglang(engine, says("Say hello and stop.", max_tokens=2048))
-    if answer.finish_reason != "stop":
-        pytest.skip("the model did not come to an end of its own")
+@both_ways
+async def test_what_ends_an_answer_is_its_last_id(engine: Server, streamed: bool) -> None:
+    """An end of turn is a matched stop here; vLLM names none."""
+    answer = await ask_sglang(engine, says("Say yes.", regex="yes", max_tokens=64, **WITHOUT_THINKING), streamed)
+    assert (answer.finish_reason, answer.content) == ("stop", "yes")
     assert answer.stop_reason == answer.sampled_ids[-1]
+
+
+async def test_a_whole_answer_with_a_call_does_not_say_what_ended_it(engine: Server) -> None:
+    whole, streamed = [await ask_sglang(engine, forced_tool_call("sglang"), way) for way in (False, True)]
+    assert whole.tool_calls == streamed.tool_calls == [("get_weather", '{"city": "Paris"}')]
+    assert (whole.finish_reason, whole.stop_reason) == ("tool_calls", None)
+    assert (streamed.finish_reason, streamed.stop_reason) == ("tool_calls", streamed.sampled_ids[-1])
 
 
 @both_ways

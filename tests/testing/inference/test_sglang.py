@@ -111,6 +111,7 @@ async def test_ids_come_late_and_once_in_a_stream(serve: Serve) -> None:
     assert ids["choices"] == usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == len(first.sampled_ids) + len(second.sampled_ids)
     assert (finished["choices"][0]["finish_reason"], done) == ("tool_calls", "[DONE]")
+    assert finished["choices"][0]["matched_stop"] == second.sampled_ids[-1]  # which a whole answer no longer says
     assert sum("sglext" in event for event in events if event != "[DONE]") == 1
 
 

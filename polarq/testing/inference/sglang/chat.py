@@ -111,10 +111,10 @@ class _Conversation:
         return parse(text, tools=self.body.wants_tools)
 
     def _ended(self, generation: Generation) -> tuple[str, str | int | None]:
-        """(finish reason, matched stop)."""
+        """(finish reason, matched stop). A whole answer with calls no longer says what matched, a streamed one does."""
         end = wire.finish(generation)
         if end["type"] == "stop" and self._parsed(generation.sample.text).tool_calls:
-            return "tool_calls", None
+            return "tool_calls", end["matched"] if self.body.stream else None
         return end["type"], end.get("matched")
 
     def _usage(self, generations: Sequence[Generation]) -> Json:
