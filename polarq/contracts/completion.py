@@ -21,6 +21,17 @@ class CompletionLabel(StrEnum):
     """The engine or the harness ended it early; the ids sampled until then are kept."""
 
 
+class SideKind(StrEnum):
+    """Traffic beside the task that the proxy's rules tell from its steps."""
+
+    COMMIT_MESSAGE = "commit_message"
+    COMPACTION = "compaction"
+    PROBE = "probe"
+    REFLECTION = "reflection"
+    ROUTER = "router"
+    TITLE = "title"
+
+
 class VersionSpan(Contract):
     """Output tokens [start, end) were sampled under policy `version` (the engine's own opaque string)."""
 
@@ -98,6 +109,7 @@ class Completion(Contract):
 
     label: CompletionLabel = CompletionLabel.TRAIN
     side_kind: str | None = None
+    """A `SideKind`, or `pool`: the harness asked for a frozen model by its alias."""
     continued: int = 0
     """How often sampling was cut (new weights) and went on from the ids sampled until then; `weight_versions` say
     which policy sampled which of them."""

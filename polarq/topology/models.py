@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, f
 from pydantic_core import PydanticCustomError
 
 from polarq.contracts.base import ID_PATTERN, Contract
+from polarq.contracts.completion import SideKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import InvalidTopology
 from polarq.topology.addresses import overlap, unix_path
@@ -156,7 +157,8 @@ class ProxySection(Contract):
     )
     side_traffic: dict[str, str] = Field(
         {},
-        description="Per kind of side traffic: train (as a step of the task), or the alias of a model_pool entry.",
+        description="Per kind of side traffic: train (as a step of the task), or the alias of a model_pool entry. "
+        f"Kinds: {', '.join(SideKind)}.",
     )
     context: Literal["observe", "exact"] = Field(
         "observe",
@@ -174,6 +176,19 @@ class ProxySection(Contract):
     pause_hold_s: float = Field(
         120.0, ge=0, description="Seconds that a call waits while inference is paused, before it gets 503."
     )
+
+    @field_validator("side_traffic")
+    @classmethod
+    def _kinds_exist(cls, treated: dict[str, str]) -> dict[str, str]:
+        kinds = list(SideKind)
+        unknown: dict[tuple[str | int, ...], str] = {
+            (kind,): f"there is no such kind of side traffic; the kinds are {', '.join(kinds)}"
+            for kind in treated
+            if kind not in kinds
+        }
+        if unknown:
+            raise _inside(unknown)
+        return treated
 
     @model_validator(mode="after")
     def _admin_ports_exist(self) -> Self:

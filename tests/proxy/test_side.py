@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from polarq.contracts.completion import CompletionLabel
+from polarq.contracts.completion import CompletionLabel, SideKind
 from polarq.errors import PolarqError
 from polarq.ledger.keys import Keys
 from polarq.testing.inference import Scenario, ScriptedInference
@@ -99,6 +99,13 @@ def test_a_rule_that_cannot_be_used_says_where() -> None:
     with pytest.raises(PolarqError, match=r"rules\.0\.system.*no regular expression"):
         SideRules.parse({"harness": "x", "rules": [{"kind": "title", "system": "("}]})
     assert {rules.harness for rules in shipped_rules()} >= {"aider", "claude_code", "codex", "opencode"}
+
+
+def test_the_kinds_that_a_topology_may_name_are_those_that_rules_tell() -> None:
+    """The topology is checked where no proxy is installed, so that the list stands with the contracts."""
+    assert {rule.kind for file in shipped_rules() for rule in file.rules} == set(SideKind)
+    with pytest.raises(PolarqError, match=r"rules\.0\.kind"):
+        SideRules.parse({"harness": "x", "rules": [{"kind": "titel"}]})
 
 
 TITLE = [{"role": "system", "content": "You are a title generator. You output ONLY a title."}, *HELLO]

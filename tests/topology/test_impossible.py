@@ -26,26 +26,39 @@ def checked(tmp_path: Path, of_the_node: str) -> list[Mistake]:
 
 @pytest.mark.parametrize("treated", ["pool/smal", "small", "Train", "drop", "''"])
 def test_side_traffic_goes_to_training_or_to_a_model_of_the_pool(tmp_path: Path, treated: str) -> None:
-    text = f"{POOL}      proxy:\n        side_traffic:\n          title: train\n          quota: {treated}\n"
+    text = f"{POOL}      proxy:\n        side_traffic:\n          title: train\n          probe: {treated}\n"
     [found] = checked(tmp_path, text)
     assert (found.line, found.path) == (9, "gateway.nodes.0.proxy")
     given = treated.strip("'")
     assert found.message == (
-        f"side_traffic.quota: '{given}' is neither train nor an alias in model_pool, which has pool/small"
+        f"side_traffic.probe: '{given}' is neither train nor an alias in model_pool, which has pool/small"
     )
 
 
 def test_each_kind_of_side_traffic_that_goes_nowhere_has_its_line(tmp_path: Path) -> None:
-    text = "      proxy:\n        side_traffic:\n          title: pool/a\n          quota: pool/b\n"
+    text = "      proxy:\n        side_traffic:\n          title: pool/a\n          probe: pool/b\n"
     found = checked(tmp_path, text)
     assert [mistake.line for mistake in found] == [6, 7]
     assert all(mistake.message.endswith("an alias in model_pool, which is empty") for mistake in found)
 
 
 def test_side_traffic_may_be_trained_on_or_go_to_the_pool_in_any_order_of_keys(tmp_path: Path) -> None:
-    proxy = "      proxy:\n        side_traffic: {title: train, quota: pool/small}\n"
+    proxy = "      proxy:\n        side_traffic: {title: train, probe: pool/small}\n"
     assert checked(tmp_path, proxy + POOL) == []
     assert checked(tmp_path, POOL + proxy) == []
+
+
+def test_a_kind_of_side_traffic_that_nobody_tells_is_refused_with_its_line_and_the_kinds_there_are(
+    tmp_path: Path,
+) -> None:
+    text = (
+        "      proxy:\n        side_traffic:\n          title: train\n          titel: train\n          pool: train\n"
+    )
+    found = checked(tmp_path, text)
+    assert [mistake.line for mistake in found] == [7, 8]
+    assert {mistake.path for mistake in found} == {"gateway.nodes.0.proxy.side_traffic"}
+    kinds = "commit_message, compaction, probe, reflection, router, title"
+    assert found[0].message == f"titel: there is no such kind of side traffic; the kinds are {kinds}"
 
 
 def test_a_pool_with_a_mistake_of_its_own_is_told_once(tmp_path: Path) -> None:

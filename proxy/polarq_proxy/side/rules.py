@@ -14,9 +14,10 @@ from importlib.resources import files
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from polarq.contracts.base import Contract
+from polarq.contracts.completion import SideKind
 from polarq_proxy.call import ModelCall
 from polarq_proxy.rules import asked_limit
 
@@ -33,7 +34,7 @@ def _pattern(value: str | None) -> str | None:
 class SideRule(Contract):
     """One kind of side traffic. Every condition that is given must hold."""
 
-    kind: str = Field(pattern=r"^[a-z][a-z_]*$")
+    kind: SideKind
     since: str | None = None
     """First version of the harness that sends it so; None: any."""
     before: str | None = None
@@ -126,7 +127,7 @@ def kind_of(call: ModelCall, harness: str, headers: Mapping[str, str]) -> str | 
     """What kind of side traffic a call is; None: it is a step of the task."""
     for rule in rules_for(harness, headers.get("User-Agent", "")):
         if rule.holds(call):
-            return rule.kind
+            return str(rule.kind)
     return None
 
 
