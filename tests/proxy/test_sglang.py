@@ -91,7 +91,9 @@ async def test_the_record_is_what_the_engine_sampled(
         records = await alike(inference, rig)
     assert [record.finish_reason for record in records] == ["stop", "tool_calls", "stop"]
     assert [record.streamed for record in records] == [streamed] * 3
-    assert [record.stop_reason for record in records] == [records[0].sampled_ids[-1], None, records[2].sampled_ids[-1]]
+    first, called_last, last = (record.sampled_ids[-1] for record in records)
+    told = called_last if streamed and version == "0.5.23" else None  # a whole answer with calls does not say it
+    assert [record.stop_reason for record in records] == [first, told, last]
     thought, called, done = (record.reply for record in records)
     assert thought == {"role": "assistant", "reasoning_content": "the user says hello", "content": "go 🧪 ह"}
     [call] = called["tool_calls"]

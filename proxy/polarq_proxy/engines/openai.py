@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from polarq_proxy.call import ModelCall
+from polarq_proxy.engines.asking import put_streaming, put_tools
 from polarq_proxy.engines.base import EngineRequest, Features
 from polarq_proxy.engines.history import readable
 from polarq_proxy.engines.vllm import VllmEngine
@@ -31,14 +32,11 @@ class OpenAIEngine(VllmEngine):
         self, call: ModelCall, model: str, *, stream: bool, prompt_ids: Sequence[int] | None = None
     ) -> EngineRequest:
         body: dict[str, Any] = {key: value for key, value in call.options.items() if key in _KNOWN}
-        body.update(model=model, messages=[_plain(message) for message in call.messages], stream=stream)
-        if call.tools:
-            body["tools"] = call.tools
-        else:
-            body.pop("tool_choice", None)
+        body.update(model=model, messages=[_plain(message) for message in call.messages])
+        put_tools(body, call)
+        if not call.tools:
             body.pop("parallel_tool_calls", None)
-        if stream:
-            body["stream_options"] = {"include_usage": True}
+        put_streaming(body, stream)
         return EngineRequest("/v1/chat/completions", body)
 
     def rendering(self, call: ModelCall, model: str, *, generation_prompt: bool = True) -> EngineRequest | None:

@@ -21,11 +21,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from polarq_proxy.call import Answer, ModelCall, Piece
-from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest, Features
+from polarq_proxy.engines.asking import alternatives, completion_rendering, put_streaming, put_tools
+from polarq_proxy.engines.base import EngineFacts, EngineRequest, Features
+from polarq_proxy.engines.chat_server import ChatServer
 from polarq_proxy.engines.history import readable
 from polarq_proxy.engines.sglang_answers import answer_of, piece_of
-from polarq_proxy.engines.vllm_completions import completion_rendering
-from polarq_proxy.engines.wire import error_tree, ids_of_rendering, objects, retry_after_s, status_of, text, tree_of
+from polarq_proxy.engines.wire import objects, status_of, tree_of
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.sse import SseEvent
 
@@ -35,15 +36,7 @@ _INPUT_IDS = (0, 5, 13)
 _RENDERING = (0, 5, 12)
 _NEWEST = _SGLEXT
 
-_SAMPLING = {
-    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "min_tokens", "n", "seed",
-    "stop", "stop_token_ids", "stop_regex", "ignore_eos", "no_stop_trim", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "logit_bias", "regex", "ebnf", "response_format", "tool_choice", "parallel_tool_calls",
-    "reasoning_effort", "chat_template_kwargs", "continue_final_message", "skip_special_tokens",
-    "custom_logit_processor", "custom_params", "lora_path", "use_beam_search",
-}  # fmt: skip
 _RENDERED_BY = ("chat_template_kwargs", "reasoning_effort", "continue_final_message", "tool_choice")
-_GRAMMARS = ("regex", "ebnf", "custom_logit_processor")
 
 _EFFORTS = {
     "none": "none", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high",
@@ -57,12 +50,20 @@ _TOO_LONG = (
 )
 
 
-class SglangEngine(Engine):
+class SglangEngine(ChatServer):
     """`version` is the server's own; blank: taken for a new one."""
 
     name: ClassVar[str] = "sglang"
     version_path: ClassVar[str | None] = "/server_info"
     weights_path: ClassVar[str | None] = "/model_info"
+    sampling_names: ClassVar[frozenset[str]] = frozenset({
+        "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "min_tokens", "n", "seed",
+        "stop", "stop_token_ids", "stop_regex", "ignore_eos", "no_stop_trim", "presence_penalty", "frequency_penalty",
+        "repetition_penalty", "logit_bias", "regex", "ebnf", "response_format", "tool_choice", "parallel_tool_calls",
+        "reasoning_effort", "chat_template_kwargs", "continue_final_message", "skip_special_tokens",
+        "custom_logit_processor", "custom_params", "lora_path", "use_beam_search",
+    })  # fmt: skip
+    grammar_names: ClassVar[tuple[str, ...]] = ("regex", "ebnf", "custom_logit_processor")
 
     def __init__(self, version: str = "") -> None:
         self._release = _release(version)
@@ -89,19 +90,16 @@ class SglangEngine(Engine):
         body.update(
             model=model,
             messages=[readable(message) for message in call.messages],
-            stream=stream,
             logprobs=True,
-            top_logprobs=_top(body),
+            top_logprobs=alternatives(body),
             **self._ids_wanted(stream=stream),
         )
-        if call.tools:
-            body["tools"] = call.tools
-        else:
-            body.pop("tool_choice", None)
+        put_tools(body, call)
+        put_streaming(body, stream)
         if prompt_ids is not None:
             # The template is skipped; stops and the tool parser still come from messages and tools.
             body["input_ids"] = list(prompt_ids)
-        return EngineRequest("/v1/chat/completions", _streaming(body, stream))
+        return EngineRequest("/v1/chat/completions", body)
 
     def _ids_wanted(self, *, stream: bool) -> dict[str, bool]:
         """What makes this release give up ids in a chat answer. `return_meta_info` is refused in streams."""
@@ -117,17 +115,16 @@ class SglangEngine(Engine):
     ) -> EngineRequest:
         """A bare prompt. Ids come since 0.5.17, also in streams."""
         body = dict(call.options)
-        top = _top(body)
         body.pop("top_logprobs", None)
         body.pop("tool_choice", None)
         body.update(
             model=model,
             prompt=call.prompt if prompt_ids is None else list(prompt_ids),
-            stream=stream,
-            logprobs=top,
+            logprobs=alternatives(call.options),
             return_token_ids=True,
         )
-        return EngineRequest("/v1/completions", _streaming(body, stream))
+        put_streaming(body, stream)
+        return EngineRequest("/v1/completions", body)
 
     def rendering(self, call: ModelCall, model: str, *, generation_prompt: bool = True) -> EngineRequest | None:
         if call.prompt is not None:
@@ -143,25 +140,11 @@ class SglangEngine(Engine):
                 body[key] = options[key]
         return EngineRequest("/tokenize", body)
 
-    def read_rendering(self, data: bytes) -> list[int]:
-        return ids_of_rendering(data)
-
-    def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in body.items() if key in _SAMPLING and value is not None}
-
     def grammar(self, body: Mapping[str, Any]) -> str | None:
-        choice = body.get("tool_choice")
-        if isinstance(choice, dict) or choice == "required":
-            return "tool_choice: " + ("required" if choice == "required" else "named")
-        form = body.get("response_format")
-        if isinstance(form, dict) and form.get("type") not in (None, "text"):  # it may be anything
-            return f"response_format: {form['type']}"
-        if choice != "none" and any(_strict(tool) for tool in objects(body.get("tools"))):
+        found = super().grammar(body)
+        if found is None and body.get("tool_choice") != "none" and any(map(_strict, objects(body.get("tools")))):
             return "strict tools"
-        return next((key for key in _GRAMMARS if body.get(key) is not None), None)
-
-    def untrainable(self, body: Mapping[str, Any]) -> str | None:
-        return "beam search: the log-probabilities are not those of a sample" if body.get("use_beam_search") else None
+        return found
 
     def logprobs_mode(self, body: Mapping[str, Any]) -> str:
         """What the log-probabilities of an answer to this request are of. At temperature 1 (and at 0, which samples
@@ -176,7 +159,7 @@ class SglangEngine(Engine):
     def read(self, data: bytes) -> Answer:
         tree = tree_of(data)
         if tree.get("error") is not None or tree.get("object") == "error":
-            raise self._fault(status_of(tree.get("error", tree)), {}, tree)
+            raise self.fault_in(status_of(tree.get("error", tree)), {}, tree)
         answer = answer_of(tree)
         if not answer.choices:
             raise CallFault(FaultKind.ENGINE_FAULT, "the inference server's answer holds no choice")
@@ -187,50 +170,19 @@ class SglangEngine(Engine):
             return Piece(done=True)
         tree = tree_of(event.data)
         if tree.get("error") is not None or tree.get("object") == "error":
-            raise self._fault(status_of(tree.get("error", tree)), {}, tree)
+            raise self.fault_in(status_of(tree.get("error", tree)), {}, tree)
         return piece_of(tree)
 
-    def fault(self, status: int, headers: Mapping[str, str], data: bytes) -> CallFault:
-        return self._fault(status, headers, error_tree(data))
-
-    def _fault(self, status: int, headers: Mapping[str, str], tree: Mapping[str, Any]) -> CallFault:
-        error = tree.get("error", tree)
-        error = error if isinstance(error, dict) else {"message": str(error)}
-        message = text(error.get("message")) or text(error.get("detail")) or f"status {status}"
-        words = f"the inference server answered {status}: {message}"
-        too_long = next(filter(None, (words_of.search(message) for words_of in _TOO_LONG)), None)
-        if status == 400 and too_long is not None:
-            limit, tokens = too_long["limit"], too_long["prompt"]
-            return CallFault(
-                FaultKind.CONTEXT_OVERFLOW,
-                message,
-                max_context=int(limit),
-                prompt_tokens=int(tokens) if tokens else None,
-            )
-        if status in {401, 403}:
-            # Servers repeat the key that they refuse, and this text goes into sandboxes.
-            refused = f"the inference server answered {status} (polarq's key for it: see api_key_env in the topology)"
-            return CallFault(FaultKind.MISCONFIGURED, refused)
-        if status in {404, 405}:
-            return CallFault(FaultKind.MISCONFIGURED, f"{words} (see inference.model and base_url in the topology)")
-        if status == 413:
-            return CallFault(FaultKind.TOO_LARGE, words)
-        if status in {429, 503}:
-            return CallFault(FaultKind.OVERLOADED, words, status=status, retry_after_s=retry_after_s(headers))
-        if status < 500:
-            return CallFault(FaultKind.REFUSED, message, param=text(error.get("param")) or None)
-        return CallFault(FaultKind.ENGINE_FAULT, words, status=status if status < 600 else 502)
-
-    def read_facts(self, version: Any, models: Any) -> EngineFacts:
-        served: dict[str, int | None] = {}
-        for item in objects(models.get("data") if isinstance(models, dict) else None):
-            length = item.get("max_model_len")
-            served[text(item.get("id"))] = length if isinstance(length, int) else None
-        return EngineFacts(text(version.get("version")) if isinstance(version, dict) else "", served)
-
-    def read_weights(self, data: Any) -> str | None:
-        version = data.get("weight_version") if isinstance(data, dict) else None
-        return None if version is None else str(version)
+    def too_long(self, message: str, param: str | None) -> CallFault | None:
+        found = next(filter(None, (words.search(message) for words in _TOO_LONG)), None)
+        if found is None:
+            return None
+        return CallFault(
+            FaultKind.CONTEXT_OVERFLOW,
+            message,
+            max_context=int(found["limit"]),
+            prompt_tokens=int(found["prompt"]) if found["prompt"] else None,
+        )
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -245,19 +197,6 @@ def _with_known_effort(options: Mapping[str, Any]) -> dict[str, Any]:
     effort = body.pop("reasoning_effort", None)
     if isinstance(effort, str) and (known := _EFFORTS.get(effort.lower())) is not None:
         body["reasoning_effort"] = known
-    return body
-
-
-def _top(body: Mapping[str, Any]) -> int:
-    """How many alternatives to ask for."""
-    top = body.get("top_logprobs")
-    return top if isinstance(top, int) and not isinstance(top, bool) and top > 0 else 0
-
-
-def _streaming(body: dict[str, Any], stream: bool) -> dict[str, Any]:
-    body.pop("stream_options", None)
-    if stream:
-        body["stream_options"] = {"include_usage": True}
     return body
 
 

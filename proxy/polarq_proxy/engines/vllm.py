@@ -8,60 +8,46 @@ log-probabilities null, so it is always asked for. Thinking is `reasoning` here 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
 from polarq_proxy.call import Answer, Choice, ChoiceDelta, ModelCall, Piece
-from polarq_proxy.engines.base import Engine, EngineFacts, EngineRequest, TokensIn
+from polarq_proxy.engines.asking import alternatives, completion_rendering, put_streaming, put_tools
+from polarq_proxy.engines.base import EngineRequest, TokensIn
+from polarq_proxy.engines.chat_server import ChatServer
 from polarq_proxy.engines.history import readable
 from polarq_proxy.engines.vllm_answers import entries_of, read_chat
-from polarq_proxy.engines.vllm_completions import (
-    completion_rendering,
-    completion_request,
-    is_completion,
-    with_changes,
-    with_choices,
-)
+from polarq_proxy.engines.vllm_completions import completion_request, is_completion, with_changes, with_choices
 from polarq_proxy.engines.vllm_tokens import VllmTokens
-from polarq_proxy.engines.wire import (
-    error_tree,
-    ids_of_rendering,
-    index_of,
-    list_or_none,
-    objects,
-    retry_after_s,
-    spans_of,
-    status_of,
-    text,
-    tree_of,
-    usage_of,
-)
+from polarq_proxy.engines.wire import index_of, list_or_none, objects, spans_of, status_of, text, tree_of, usage_of
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.sse import SseEvent
 
-_SAMPLING = {
-    "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "min_tokens", "n", "seed",
-    "stop", "stop_token_ids", "bad_words", "ignore_eos", "include_stop_str_in_output", "presence_penalty",
-    "frequency_penalty", "repetition_penalty", "length_penalty", "logit_bias", "allowed_token_ids",
-    "use_beam_search", "best_of", "thinking_token_budget", "reasoning_effort", "chat_template_kwargs",
-    "chat_template", "add_generation_prompt", "continue_final_message", "tool_choice", "parallel_tool_calls",
-    "response_format", "structured_outputs", "truncate_prompt_tokens", "skip_special_tokens",
-    "spaces_between_special_tokens",
-}  # fmt: skip
 _RENDERED_BY = ("chat_template", "chat_template_kwargs", "continue_final_message", "mm_processor_kwargs")
-_GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag")
 
 # Older servers name no parameter in this error: there only the sentence tells it from other refusals.
 _OVERFLOW = re.compile(r"maximum context length is (\d+) tokens")
 _PROMPT_TOKENS = re.compile(r"\bvalue=(\d+)|at least (\d+) input tokens|\((\d+) in the messages")
 
 
-class VllmEngine(Engine):
+class VllmEngine(ChatServer):
     name: ClassVar[str] = "vllm"
     version_path: ClassVar[str | None] = "/version"
     weights_path: ClassVar[str | None] = "/weight_info"
+    sampling_names: ClassVar[frozenset[str]] = frozenset({
+        "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "min_tokens", "n", "seed",
+        "stop", "stop_token_ids", "bad_words", "ignore_eos", "include_stop_str_in_output", "presence_penalty",
+        "frequency_penalty", "repetition_penalty", "length_penalty", "logit_bias", "allowed_token_ids",
+        "use_beam_search", "best_of", "thinking_token_budget", "reasoning_effort", "chat_template_kwargs",
+        "chat_template", "add_generation_prompt", "continue_final_message", "tool_choice", "parallel_tool_calls",
+        "response_format", "structured_outputs", "truncate_prompt_tokens", "skip_special_tokens",
+        "spaces_between_special_tokens",
+    })  # fmt: skip
+    grammar_names: ClassVar[tuple[str, ...]] = (
+        "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
+    )  # fmt: skip
 
     def tokens_in(self) -> TokensIn | None:
         return VllmTokens(self)
@@ -72,26 +58,17 @@ class VllmEngine(Engine):
         if call.prompt is not None:
             return completion_request(call, model, stream=stream, prompt_ids=prompt_ids)
         body = dict(call.options)
-        top = body.get("top_logprobs")
         body.update(
             model=model,
             messages=[_to_engine(message) for message in call.messages],
-            stream=stream,
             logprobs=True,
-            top_logprobs=top if isinstance(top, int) and not isinstance(top, bool) and top > 0 else 0,
+            top_logprobs=alternatives(body),
             return_token_ids=True,
             return_weight_versions=True,
             include_reasoning=True,
         )
-        if call.tools:
-            body["tools"] = call.tools
-        else:
-            # "auto" without a tool is refused.
-            body.pop("tool_choice", None)
-        if stream:
-            body["stream_options"] = {"include_usage": True}
-        else:
-            body.pop("stream_options", None)
+        put_tools(body, call)
+        put_streaming(body, stream)
         if prompt_ids is not None:
             # The side door for ids that were rendered elsewhere: the template is skipped, the parsers still work.
             body["kv_transfer_params"] = {"prompt_token_ids": list(prompt_ids)}
@@ -110,31 +87,13 @@ class VllmEngine(Engine):
                 body[key] = call.options[key]
         return EngineRequest("/tokenize", body)
 
-    def read_rendering(self, data: bytes) -> list[int]:
-        return ids_of_rendering(data)
-
-    def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in body.items() if key in _SAMPLING and value is not None}
-
-    def grammar(self, body: Mapping[str, Any]) -> str | None:
-        choice = body.get("tool_choice")
-        if isinstance(choice, dict) or choice == "required":
-            return "tool_choice: " + ("required" if choice == "required" else "named")
-        form = body.get("response_format")
-        if isinstance(form, dict) and form.get("type") not in (None, "text"):  # it may be anything
-            return f"response_format: {form['type']}"
-        return next((key for key in _GRAMMARS if body.get(key) is not None), None)
-
-    def untrainable(self, body: Mapping[str, Any]) -> str | None:
-        return "beam search: the log-probabilities are not those of a sample" if body.get("use_beam_search") else None
-
     def read(self, data: bytes) -> Answer:
         found = _usual_answer(data)
         if found is not None:
             return found
         tree = tree_of(data)
         if isinstance(tree.get("error"), dict):
-            raise self._fault(status_of(tree["error"]), {}, tree)
+            raise self.fault_in(status_of(tree["error"]), {}, tree)
         items = objects(tree.get("choices"))
         choices = [_choice(item, place) for place, item in enumerate(items)]
         if not choices:
@@ -152,7 +111,7 @@ class VllmEngine(Engine):
         tree = tree_of(event.data)
         if tree.get("error") is not None or event.event == b"error":
             error = tree.get("error")
-            raise self._fault(status_of(error), {}, tree)
+            raise self.fault_in(status_of(error), {}, tree)
         items = objects(tree.get("choices"))
         piece = Piece(
             choices=[_delta(item, place) for place, item in enumerate(items)],
@@ -162,47 +121,17 @@ class VllmEngine(Engine):
         )
         return with_changes(piece, items) if is_completion(tree) else piece
 
-    def fault(self, status: int, headers: Mapping[str, str], data: bytes) -> CallFault:
-        return self._fault(status, headers, error_tree(data))
-
-    def _fault(self, status: int, headers: Mapping[str, str], tree: Mapping[str, Any]) -> CallFault:
-        error = tree.get("error", tree)
-        error = error if isinstance(error, dict) else {"message": str(error)}
-        message = text(error.get("message")) or text(error.get("detail")) or f"status {status}"
-        param = error.get("param") if isinstance(error.get("param"), str) else None
-        words = f"the inference server answered {status}: {message}"
-        if status == 400 and (param == "input_tokens" or _OVERFLOW.search(message)):
-            limit, tokens = _OVERFLOW.search(message), _PROMPT_TOKENS.search(message)
-            return CallFault(
-                FaultKind.CONTEXT_OVERFLOW,
-                message,
-                max_context=int(limit[1]) if limit else None,
-                prompt_tokens=int(next(filter(None, tokens.groups()))) if tokens else None,
-            )
-        if status in {401, 403}:
-            # Servers repeat the key that they refuse, and this text goes into sandboxes.
-            refused = f"the inference server answered {status} (polarq's key for it: see api_key_env in the topology)"
-            return CallFault(FaultKind.MISCONFIGURED, refused)
-        if status in {404, 405}:
-            return CallFault(FaultKind.MISCONFIGURED, f"{words} (see inference.model and base_url in the topology)")
-        if status == 413:
-            return CallFault(FaultKind.TOO_LARGE, words)
-        if status in {429, 503}:
-            return CallFault(FaultKind.OVERLOADED, words, status=status, retry_after_s=retry_after_s(headers))
-        if status < 500:
-            return CallFault(FaultKind.REFUSED, message, param=param)
-        return CallFault(FaultKind.ENGINE_FAULT, words, status=status if status < 600 else 502)
-
-    def read_facts(self, version: Any, models: Any) -> EngineFacts:
-        served = {}
-        for item in objects(models.get("data") if isinstance(models, dict) else None):
-            length = item.get("max_model_len")
-            served[text(item.get("id"))] = length if isinstance(length, int) else None
-        return EngineFacts(text(version.get("version")) if isinstance(version, dict) else "", served)
-
-    def read_weights(self, data: Any) -> str | None:
-        version = data.get("weight_version") if isinstance(data, dict) else None
-        return None if version is None else str(version)
+    def too_long(self, message: str, param: str | None) -> CallFault | None:
+        limit = _OVERFLOW.search(message)
+        if param != "input_tokens" and limit is None:
+            return None
+        tokens = _PROMPT_TOKENS.search(message)
+        return CallFault(
+            FaultKind.CONTEXT_OVERFLOW,
+            message,
+            max_context=int(limit[1]) if limit else None,
+            prompt_tokens=int(next(filter(None, tokens.groups()))) if tokens else None,
+        )
 
 
 def _to_engine(message: dict[str, Any]) -> dict[str, Any]:

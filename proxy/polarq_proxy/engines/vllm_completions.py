@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polarq_proxy.call import Answer, ModelCall, Piece
+from polarq_proxy.engines.asking import alternatives, put_streaming
 from polarq_proxy.engines.base import EngineRequest
 
 KIND = "text_completion"
@@ -21,29 +22,16 @@ def completion_request(
     call: ModelCall, model: str, *, stream: bool, prompt_ids: Sequence[int] | None = None
 ) -> EngineRequest:
     """The request for a call with a bare prompt. `prompt_ids` take the place of the prompt."""
-    body = {key: value for key, value in call.options.items() if key not in {"top_logprobs", "stream_options"}}
-    top = call.options.get("top_logprobs")
+    body = {key: value for key, value in call.options.items() if key != "top_logprobs"}
     body.update(
         model=model,
         prompt=call.prompt if prompt_ids is None else list(prompt_ids),
-        stream=stream,
-        logprobs=top if isinstance(top, int) and not isinstance(top, bool) and top > 0 else 0,
+        logprobs=alternatives(call.options),
         return_token_ids=True,
         return_weight_versions=True,
     )
-    if stream:
-        body["stream_options"] = {"include_usage": True}
+    put_streaming(body, stream)
     return EngineRequest("/v1/completions", body)
-
-
-def completion_rendering(call: ModelCall, model: str) -> EngineRequest | None:
-    """None for a prompt of ids: there is nothing to render."""
-    if not isinstance(call.prompt, str):
-        return None
-    body: dict[str, Any] = {"model": model, "prompt": call.prompt}
-    if isinstance(call.options.get("add_special_tokens"), bool):
-        body["add_special_tokens"] = call.options["add_special_tokens"]
-    return EngineRequest("/tokenize", body)
 
 
 def is_completion(tree: Mapping[str, Any]) -> bool:
