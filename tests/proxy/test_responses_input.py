@@ -170,7 +170,6 @@ def test_calls_of_unknown_types_that_the_harness_ran_are_shown() -> None:
 @pytest.mark.parametrize(
     "item",
     [
-        {"type": "item_reference", "id": "msg_1"},
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
         {"type": "file_search_call", "id": "fs_1", "queries": ["x"], "results": None},
         {"type": "image_generation_call", "id": "ig_1", "result": "aGk="},
@@ -262,6 +261,16 @@ def test_what_would_have_to_be_stored_is_refused_with_what_to_do(key: str) -> No
     fault = refusal(USER, **{key: "resp_1"})
     assert fault.param == key
     assert "send the" in fault.message
+
+
+@pytest.mark.parametrize("form", [{"type": "item_reference"}, {"type": None}, {}])
+def test_a_reference_to_an_item_is_refused_because_its_absence_would_change_the_prompt(form: dict[str, Any]) -> None:
+    """No harness that is known to work sends one: they set `store` to false and send whole items."""
+    with pytest.raises(CallFault) as caught:
+        messages(USER, {**form, "id": "msg_1"}, RESULT)
+    assert (caught.value.status, caught.value.param) == (404, "input")
+    assert "Item with id 'msg_1' not found" in caught.value.message
+    assert "send the item itself" in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ when their ids say so: polarq's ids name the answer that they come from. Harness
 answer is thinking, then a message, then calls, and everything up to the calls' results.
 
 Left out, because the model never saw it and could do nothing with it: calls that ran on the vendor's servers (web
-search, file search, code interpreter, image generation, MCP), other servers' encrypted histories, references to items
-that only a server with storage could resolve, and item types that are not known and carry no text. Calls that a
-harness ran itself are told by their `call_id` and shown, whatever their type.
+search, file search, code interpreter, image generation, MCP), other servers' encrypted histories, and item types that
+are not known and carry no text. Calls that a harness ran itself are told by their `call_id` and shown, whatever their
+type. A reference to a stored item is refused: what it stands for was seen, and leaving it out would change the prompt.
 """
 
 from __future__ import annotations
@@ -145,6 +145,12 @@ def _read(item: Any, where: str, history: _History, toolbox: Toolbox) -> None:
         raise CallFault(FaultKind.BAD_REQUEST, f"{where} must be an object", param=where)
     kind = item.get("type")
     kind = kind if isinstance(kind, str) else "message"
+    if kind == "item_reference" or {key for key, value in item.items() if value is not None} == {"id"}:
+        text = (
+            f"Item with id {item.get('id')!r} not found. polarq stores no items: send the item itself in its place, as "
+            "clients do that set 'store' to false"
+        )
+        raise CallFault(FaultKind.BAD_REQUEST, text, status=404, param="input")
     if kind == "message" or (isinstance(item.get("role"), str) and "content" in item):
         _read_message(item, where, history)
     elif kind == "reasoning":
