@@ -25,6 +25,8 @@ class Counters:
     """Calls that were answered without sampling, because they repeated one."""
     aborted: int = 0
     """Calls that the harness or the engine ended early."""
+    continued: int = 0
+    """Recorded calls that were cut while they were sampled and went on from there, however often."""
     exact: Counter[str] = field(default_factory=Counter)
     """In exact mode: how prompts were made, or why a conversation was not continued by its ids."""
     forged: int = 0
@@ -43,6 +45,7 @@ class Counters:
             "side": dict(self.side),
             "replays": self.replays,
             "aborted": self.aborted,
+            "continued": self.continued,
             "in_flight": self.in_flight,
             "exact": dict(self.exact),
             "forged": self.forged,

@@ -87,6 +87,7 @@ class _State(Collector):
             "prompt_tokens": (counters.prompt_tokens, "Prompt tokens of recorded calls."),
             "replays": (counters.replays, "Calls answered without sampling, because they repeated one."),
             "aborted": (counters.aborted, "Calls that ended before their answer did."),
+            "continued": (counters.continued, "Calls that were cut while they were sampled and went on from there."),
             "breaks": (counters.breaks, "Calls that go on from an earlier one without starting with its tokens."),
             "forged_control_tokens": (counters.forged, "Control tokens that messages' own text brought into prompts."),
         }

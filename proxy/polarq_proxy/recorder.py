@@ -178,6 +178,7 @@ class Recorder:
         if capture.label is CompletionLabel.SIDE and broken is None:
             counters.side[capture.side_kind or "other"] += len(drafts)
         counters.breaks += breaks
+        counters.continued += bool(capture.continued)
         counters.untrainable += len(doubts)
         for doubt in doubts:
             counters.untrainable_by[doubt.kind] += 1

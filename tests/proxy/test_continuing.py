@@ -145,6 +145,20 @@ async def test_it_goes_on_after_every_cut(redis_client: Redis, keys: Keys, strea
         assert [len(call.sampled_ids) for call in sampled(inference)][:2] == [3, 3]
 
 
+async def test_a_call_that_went_on_is_counted_once_however_often_it_was_cut(redis_client: Redis, keys: Keys) -> None:
+    twice = {**ABORTED_ONCE, "after_tokens": 3, "times": 2}
+    async with (
+        ScriptedInference(scenario=saying(content=WORDS, fault=twice), scale_out=True) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+    ):
+        await met(rig)
+        await rig.ask()
+        await rig.ask([*HELLO, {"role": "user", "content": "again"}])
+        assert sorted(record.continued for record in await rig.records()) == [0, 2]
+        assert rig.proxy.health()["continued"] == 1
+        assert b"polarq_proxy_continued_total 1.0\n" in rig.proxy.metrics.page()
+
+
 async def test_a_stream_that_a_pause_cuts_twice_ends_as_if_nothing_had_been(redis_client: Redis, keys: Keys) -> None:
     async with slowly(content=WORDS) as inference, running(redis_client, keys, inference.base_url) as rig:
         await met(rig)
