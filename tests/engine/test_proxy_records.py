@@ -428,7 +428,7 @@ BROKEN_CALL: dict[str, Any] = {
 
 
 async def test_arguments_that_are_no_json_do_not_end_a_conversation(proxy: ProxyOnEngine) -> None:
-    """There are servers that refuse such a history (this vLLM does not), so that it is sent in a readable form."""
+    """Some servers refuse such a history, and no vLLM shows it to the model: it is sent in a readable form."""
     session = await proxy.session()
     await session.ask(BROKEN_CALL)
     [completion] = await session.recorded()

@@ -14,7 +14,7 @@ import pytest
 
 from polarq.testing.inference import load_tokenizer
 
-from .chat import ASK_FOR_TOKENS, TOOL_CALL_TEXT, Answer, a_word_in, ask, forced_tool_call, says
+from .chat import ASK_FOR_TOKENS, TOOL_CALL_TEXT, WEATHER_TOOL, Answer, a_word_in, ask, forced_tool_call, says
 from .conftest import Note
 from .reference import ReferenceModel, largest_difference
 from .server import TOLERANCE, Server
@@ -251,3 +251,21 @@ async def detokenize(engine: Server, ids: list[int]) -> str:
     async with httpx.AsyncClient(timeout=60) as client:
         response = await client.post(f"{engine.base_url}/detokenize", json={"model": engine.model, "tokens": ids})
     return str(response.raise_for_status().json()["prompt"])
+
+
+async def test_arguments_of_the_history_that_are_no_json_never_reach_the_template(engine: Server) -> None:
+    """So the proxy puts them into an object. Some releases refuse them, others leave them out."""
+
+    async def rendered(arguments: str) -> httpx.Response:
+        function = {"name": "get_weather", "arguments": arguments}
+        called = {"role": "assistant", "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
+        history = [{"role": "user", "content": "weather?"}, called, {"role": "user", "content": "well?"}]
+        body = {"model": engine.model, "messages": history, "tools": [WEATHER_TOOL]}
+        async with httpx.AsyncClient(timeout=60) as client:
+            return await client.post(f"{engine.base_url}/tokenize", json=body)
+
+    plain, left_out = await rendered('{"city": "Paris"}'), await rendered("{}")
+    assert plain.raise_for_status().json()["tokens"] != left_out.raise_for_status().json()["tokens"]
+    for bad in ('{"city": "Par', "Paris", '["Paris"]'):
+        answered = await rendered(bad)
+        assert answered.status_code >= 400 or answered.json()["tokens"] == left_out.json()["tokens"]

@@ -1,5 +1,11 @@
-"""What engines can read of a history: some parse the arguments of earlier tool calls, and refuse the whole request for
-one that is no JSON object, although a model sampled it."""
+"""What engines can read of a history: the arguments of earlier tool calls, if they are a JSON object.
+
+A model may have sampled others, and they cannot go to any engine as they are. Each one parses them before the template
+sees them: SGLang refuses the whole request for what it cannot parse, and with it every later turn of the conversation;
+so did vLLM (0.25.1 among others: vllm-project/vllm pull request 48922). Newer vLLM takes the request, but shows the
+model a call without arguments (0.32: `renderers/chat_utils.py`). Inside an object the text gets through everywhere, so
+that the model sees what it did wrong.
+"""
 
 from __future__ import annotations
 
