@@ -19,6 +19,12 @@ def overlap(host: str, other: str) -> bool:
     return any(_same(one, two) for one in _addresses(host) for two in _addresses(other))
 
 
+def one_machine(host: str, other: str) -> bool:
+    """Whether two nodes with these hosts are on one machine, as far as hosts can tell: one that means every address is
+    any machine's."""
+    return not {host, other} & _EVERYWHERE.keys() and overlap(host, other)
+
+
 def _addresses(host: str) -> tuple[str, ...]:
     try:
         return (str(ipaddress.ip_address(host)),)

@@ -18,7 +18,7 @@ from polarq.contracts.base import ID_PATTERN, Contract
 from polarq.contracts.completion import SideKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import InvalidTopology
-from polarq.topology.addresses import overlap, unix_path
+from polarq.topology.addresses import one_machine, overlap, unix_path
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 NodeId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
@@ -316,6 +316,12 @@ class Node(Contract):
         return self.inference if isinstance(self.inference, list) else [self.inference]
 
     @property
+    def listens_on(self) -> dict[tuple[str, ...], list[tuple[str, int]]]:
+        """(host, port) of all its TCP sockets, by the key that says so."""
+        admin = [(self.proxy.admin_host, port) for port in self.proxy.admin_ports]
+        return {("port",): [(self.host, self.port)], ("proxy", "admin_port"): admin}
+
+    @property
     def ready_places(self) -> int:
         return self.max_run_workers if self.ready_buffer is None else self.ready_buffer
 
@@ -328,6 +334,23 @@ class Node(Contract):
     def proxy_url(self) -> str:
         """Address of the proxy as sandboxes on this host see it."""
         return _http_url(self.public_url) if self.public_url.strip() else _reachable(self.host, self.port)
+
+
+def _collisions(other: Node, node: Node) -> dict[tuple[str, ...], str]:
+    """What `node` cannot listen on because `other` does, by the key that says so. Only what the file proves: nodes
+    that listen everywhere have a machine each, for all that it says."""
+    if not one_machine(other.host, node.host):
+        return {}
+    found: dict[tuple[str, ...], str] = {}
+    theirs = [address for addresses in other.listens_on.values() for address in addresses]
+    for key, ours in node.listens_on.items():
+        for host, port in ours:
+            if any(port == taken and overlap(host, there) for there, taken in theirs):
+                text = f"node '{other.id}' listens on {host}:{port} too; choose another port for one of them"
+                found.setdefault(key, text)
+    if node.proxy.unix_socket and node.proxy.unix_socket == other.proxy.unix_socket:
+        found["proxy", "unix_socket"] = f"node '{other.id}' has the same one; choose another path for one of them"
+    return found
 
 
 class GatewaySection(Contract):
@@ -355,6 +378,18 @@ class GatewaySection(Contract):
         twice = sorted({i for i in ids if ids.count(i) > 1})
         if twice:
             raise ValueError(f"node id '{twice[0]}' is given twice")
+        return nodes
+
+    @field_validator("nodes")
+    @classmethod
+    def _fit_beside_each_other(cls, nodes: list[Node]) -> list[Node]:
+        wrong: dict[tuple[str | int, ...], str] = {}
+        for at, node in enumerate(nodes):
+            for other in nodes[:at]:
+                for key, text in _collisions(other, node).items():
+                    wrong.setdefault((at, *key), text)
+        if wrong:
+            raise _inside(wrong)
         return nodes
 
 

@@ -157,11 +157,58 @@ def test_a_home_folder_counts_in_the_length_of_a_unix_sockets_path(
     assert checked(tmp_path, "      proxy: {unix_socket: ~a-user-of-the-node/proxy.sock}\n") == []
 
 
-def test_nodes_of_several_machines_may_share_what_they_listen_on(tmp_path: Path) -> None:
-    same = "host: 0.0.0.0, port: 9000, proxy: {admin_port: 9001, unix_socket: /run/polarq.sock}"
+ALIKE = "port: 9000, proxy: {admin_port: 9001, unix_socket: /run/polarq.sock}"
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [f"{{id: a, host: 0.0.0.0, {ALIKE}}}", f"{{id: b, host: 0.0.0.0, {ALIKE}}}"],
+        [f"{{id: a, {ALIKE}}}", f"{{id: b, {ALIKE}}}"],
+        [f"{{id: a, host: 10.0.0.1, {ALIKE}}}", f"{{id: b, host: 10.0.0.2, {ALIKE}}}"],
+        [f"{{id: a, host: gpu-a, {ALIKE}}}", f"{{id: b, host: gpu-b, {ALIKE}}}", f"{{id: c, host: '::', {ALIKE}}}"],
+        ["{id: a, host: gpu-a, port: 9000}", "{id: b, host: gpu-a, port: 9001, proxy: {admin_port: 9000}}"],
+    ],
+)
+def test_nodes_of_several_machines_may_share_what_they_listen_on(tmp_path: Path, nodes: list[str]) -> None:
     path = tmp_path / "topology.yaml"
-    path.write_text(f"gateway:\n  nodes:\n    - {{id: a, {same}}}\n    - {{id: b, {same}}}\n", encoding="utf-8")
-    assert [node.id for node in read_topology(path).gateway.nodes] == ["a", "b"]
+    path.write_text("gateway:\n  nodes:\n" + "".join(f"    - {node}\n" for node in nodes), encoding="utf-8")
+    assert [node.id for node in read_topology(path).gateway.nodes] == list("abc")[: len(nodes)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "key"),
+    [
+        ("{id: a, host: gpu-a}", "host: GPU-A.", ""),
+        ("{id: a, host: gpu-a, port: 9000}", "host: gpu-a\n      port: 9000", "port"),
+        ("{id: a, host: 127.0.0.1, port: 9000}", "host: localhost\n      port: 9000", "port"),
+        (
+            "{id: a, host: gpu-a, port: 1, proxy: {admin_port: 9001, processes: 4}}",
+            "host: gpu-a\n      port: 2\n      proxy:\n        admin_port: 9004",
+            "proxy.admin_port",
+        ),
+        (
+            "{id: a, host: gpu-a, port: 9002}",
+            "host: gpu-a\n      port: 1\n      proxy:\n        admin_host: gpu-a\n        admin_port: 9002",
+            "proxy.admin_port",
+        ),
+        (
+            "{id: a, host: gpu-a, port: 1, proxy: {unix_socket: /run/p.sock}}",
+            "host: gpu-a\n      port: 2\n      proxy:\n        unix_socket: /run/p.sock",
+            "proxy.unix_socket",
+        ),
+    ],
+)
+def test_nodes_of_one_machine_do_not_listen_on_the_same(tmp_path: Path, first: str, second: str, key: str) -> None:
+    path = tmp_path / "topology.yaml"
+    text = f"gateway:\n  nodes:\n    - {first}\n    - id: b\n      {second}\n"
+    path.write_text(text, encoding="utf-8")
+    [found] = check_topology(path)[1]
+    word = key.rpartition(".")[2] or "id"
+    assert found.line == max(at for at, line in enumerate(text.splitlines(), 1) if f" {word}:" in line)
+    assert found.path == "gateway.nodes"
+    assert found.message.startswith(f"1.{key or 'port'}: node 'a' ")
+    assert "for one of them" in found.message
 
 
 @pytest.mark.parametrize("path", ["configs/topology.yaml", "configs/polar-compatible.yaml", "docker/topology.yaml"])
