@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Iterable
 from enum import Enum, auto
+from functools import lru_cache
 
 from multidict import CIMultiDict
 
@@ -248,6 +249,14 @@ class Connection(asyncio.Protocol):
         """Takes chunks; returns what comes after the last one."""
         at = 0
         while self._expects is not _Expects.NOTHING:
+            while self._expects is _Expects.SIZE and (line_end := data.find(b"\r\n", at)) > 0:
+                # Chunks that are whole, as events of a stream nearly always are.
+                begin, size = line_end + 2, _size(data[at:line_end])
+                if not size or data[begin + size : begin + size + 2] != b"\r\n":
+                    break
+                self._body.append(data[begin : begin + size])
+                self._unread += size
+                at = begin + size + 2
             if self._expects is _Expects.CHUNK:
                 piece = data[at : at + self._left]
                 self._add(piece)
@@ -274,6 +283,7 @@ class Connection(asyncio.Protocol):
         return data[at:]
 
 
+@lru_cache(1024)
 def _size(line: bytes) -> int:
     digits = line.partition(b";")[0].strip()
     if not 0 < len(digits) <= 15 or digits.strip(b"0123456789abcdefABCDEF"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
 
 from polarq_proxy import rules
 from polarq_proxy.call import Answer, ModelCall, Piece
@@ -14,6 +14,7 @@ from polarq_proxy.counters import Counters
 from polarq_proxy.dialects.base import StreamWriter
 from polarq_proxy.downstream import Downstream, HungUp
 from polarq_proxy.endpoints import Endpoint, Fleet
+from polarq_proxy.engines.base import EngineRequest
 from polarq_proxy.faults import MODEL_KINDS, CallFault, FaultKind
 from polarq_proxy.flight import Flight, Listener
 from polarq_proxy.gather import pieces_of
@@ -120,9 +121,11 @@ class Relay:
 
     async def stored(self, flight: Flight, answer: Answer) -> Answer:
         """Another try to record what was sampled before. Raises `CallFault`."""
+        flight.settling = True
         try:
             await self._recorder.keep(flight.capture, answer)
         except CallFault as fault:
+            flight.settling = False
             flight.unstored = answer if fault.kind is FaultKind.STORE_DOWN else None
             raise
         flight.capture.session.sampled_tokens += answer.sampled_tokens
@@ -202,10 +205,14 @@ class Relay:
     async def _asked(self, flight: Flight) -> Answer:
         """A whole answer, not recorded yet."""
         capture = flight.capture
-        streams = self._streams(capture)
-        async with self._posted(capture, stream=streams) as response:
+        streams, endpoint = self._streams(capture), _endpoint_of(capture)
+        request = await self._request(capture, stream=streams)
+        headers = {"X-Session-ID": capture.session.spec.rollout_id, "X-Request-Id": capture.completion_id}
+        async with endpoint.upstream.post(request.path, encode(request.body), headers) as response:
+            if response.status != 200:
+                raise endpoint.engine.fault(response.status, response.headers, await response.read())
             if not streams and not response.is_stream:
-                return _endpoint_of(capture).engine.read(await response.read())
+                return endpoint.engine.read(await response.read())
             # What came decides: there are servers that stream without being asked to.
             async with aclosing(self._pieces(capture, response)) as stream:
                 async for pieces in stream:
@@ -230,13 +237,11 @@ class Relay:
                 raise CallFault(FaultKind.ENGINE_FAULT, f"the inference server's stream is cut: {exc}") from exc
             pieces: list[Piece] = []
             broken: CallFault | None = None
-            for event in events:
-                try:
-                    piece = engine.read_event(event)
-                except CallFault as fault:
-                    broken = fault
-                    break
-                pieces.append(piece)
+            try:
+                for piece in engine.read_events(events):
+                    pieces.append(piece)  # noqa: PERF402 - what came before a fault stays
+            except CallFault as fault:
+                broken = fault
             if pieces:
                 yield pieces  # also what came before an error was sampled
             if broken is not None:
@@ -267,46 +272,44 @@ class Relay:
                 raise self._judged(capture, fault) from fault
 
     async def _at_engine(self, endpoint: Endpoint, capture: Capture, work: Callable[[], Awaitable[Answer]]) -> Answer:
+        # A frozen model's weights do not change: its calls are not held back.
+        gate = None if capture.frozen is not None else self._gate
         came = time.monotonic()
-        async with self._passed(capture), self._place_at(endpoint):
+        await endpoint.met()
+        while True:
+            if gate is not None and not gate.open:
+                await gate.opened()
+            await endpoint.gate.acquire()
+            if gate is None or gate.open:
+                break
+            endpoint.gate.release()  # a pause began while it waited for its place
+        endpoint.in_flight += 1
+        try:
             capture.held_s += time.monotonic() - came
-            return await self._bounded(endpoint, capture, work)
+            return await self._bounded(endpoint, capture, work, gate)
+        finally:
+            endpoint.in_flight -= 1
+            endpoint.gate.release()
 
-    def _passed(self, capture: Capture) -> AbstractAsyncContextManager[None]:
-        """A frozen model's weights do not change: its calls are not held back."""
-        return nullcontext() if capture.frozen is not None else self._gate.passed()
-
-    @asynccontextmanager
-    async def _place_at(self, endpoint: Endpoint) -> AsyncIterator[None]:
-        async with endpoint.gate:
-            endpoint.in_flight += 1
-            try:
-                yield
-            finally:
-                endpoint.in_flight -= 1
-
-    async def _bounded(self, endpoint: Endpoint, capture: Capture, work: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _bounded(
+        self, endpoint: Endpoint, capture: Capture, work: Callable[[], Awaitable[Answer]], gate: Gate | None
+    ) -> Answer:
         left_s = capture.session.time_left_s()
         limit_s = endpoint.spec.timeout_s if left_s is None else min(endpoint.spec.timeout_s, left_s)
-        await endpoint.met()
+        limit, cut = asyncio.timeout(limit_s), False
         try:
-            async with asyncio.timeout(limit_s) as limit:
-                if endpoint.asks_versions or (endpoint.tokens_in is not None and capture.frozen is None):
-                    capture.version_before = await endpoint.versions.before(self._gate.opened_at)
-                began = time.monotonic()
+            async with limit:
+                if gate is None:
+                    return await self._versioned(endpoint, capture, work)
+                gate.passed(limit)
                 try:
-                    answer = await work()
-                except asyncio.CancelledError:
-                    if capture.version_before is not None and self._gate.pause is not None:
-                        # While the call still counts as one in flight, so that the weights cannot have changed yet.
-                        capture.version_after = await endpoint.versions.after()
-                    raise
+                    return await self._versioned(endpoint, capture, work)
                 finally:
-                    capture.engine_s += time.monotonic() - began
-                if endpoint.asks_versions and capture.version_before is not None:
-                    capture.version_after = await endpoint.versions.after()
-                return answer
+                    cut = gate.left(limit)
         except TimeoutError as exc:
+            if cut:
+                text = "the call was aborted because the policy's weights change; it may be asked again"
+                raise CallFault(FaultKind.ABORTED, text) from None
             if not limit.expired():
                 raise CallFault(FaultKind.ENGINE_DOWN, f"{endpoint.upstream.where} does not answer: {exc}") from exc
             if left_s is not None and limit_s == left_s:
@@ -314,9 +317,26 @@ class Relay:
                 raise CallFault(FaultKind.NO_SESSION, text) from exc
             raise CallFault(FaultKind.TIMED_OUT, f"no whole answer within {limit_s:g} s") from exc
 
-    @asynccontextmanager
-    async def _posted(self, capture: Capture, *, stream: bool) -> AsyncIterator[UpstreamResponse]:
-        """The engine's answer, its status 200. Raises `CallFault` for any other."""
+    async def _versioned(self, endpoint: Endpoint, capture: Capture, work: Callable[[], Awaitable[Answer]]) -> Answer:
+        """The answer, with the policy versions around it where the engine does not say them itself."""
+        if endpoint.asks_versions or (endpoint.tokens_in is not None and capture.frozen is None):
+            capture.version_before = await endpoint.versions.before(self._gate.opened_at)
+        began = time.monotonic()
+        try:
+            answer = await work()
+        except asyncio.CancelledError:
+            if capture.version_before is not None and self._gate.pause is not None:
+                # While the call still counts as one in flight, so that the weights cannot have changed yet.
+                capture.version_after = await endpoint.versions.after()
+            raise
+        finally:
+            capture.engine_s += time.monotonic() - began
+        if endpoint.asks_versions and capture.version_before is not None:
+            capture.version_after = await endpoint.versions.after()
+        return answer
+
+    async def _request(self, capture: Capture, *, stream: bool) -> EngineRequest:
+        """What the engine is asked. Raises `CallFault`."""
         endpoint = _endpoint_of(capture)
         await self._plan(capture, endpoint)
         named = None if capture.frozen is not None else capture.session.spec.model
@@ -328,11 +348,7 @@ class Relay:
             capture.call, capture.model_asked, stream=stream, prompt_ids=capture.exact_ids
         )
         capture.body = request.body
-        headers = {"X-Session-ID": capture.session.spec.rollout_id, "X-Request-Id": capture.completion_id}
-        async with endpoint.upstream.post(request.path, encode(request.body), headers) as response:
-            if response.status != 200:
-                raise endpoint.engine.fault(response.status, response.headers, await response.read())
-            yield response
+        return request
 
     async def _plan(self, capture: Capture, endpoint: Endpoint) -> None:
         """In exact mode: which ids the prompt is, or why the engine renders it after all."""

@@ -8,7 +8,7 @@ LF, CR or CRLF, a first byte order mark is skipped, comments are dropped, data l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _LF = 0x0A
 _BOM = b"\xef\xbb\xbf"
@@ -18,8 +18,7 @@ class EventTooLarge(ValueError):
     """An event grew beyond the limit without ending."""
 
 
-@dataclass(frozen=True, slots=True)
-class SseEvent:
+class SseEvent(NamedTuple):
     data: bytes
     event: bytes = b""
     """The event's name; empty when it has none."""
@@ -40,15 +39,25 @@ class SseParser:
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Events that ended in `chunk`. Raises `EventTooLarge`; the parser is of no use afterwards."""
+        events: list[SseEvent] = []
+        if self._rest and (end := chunk.find(b"\n\ndata: ") + 2) > 1:
+            self._feed(chunk[:end], events)
+            chunk = chunk[end:]
+        if not self._rest and chunk.startswith(b"data: "):
+            chunk = self._usual(chunk, events)
+        if chunk:
+            self._feed(chunk, events)
+        return events
+
+    def _feed(self, chunk: bytes, events: list[SseEvent]) -> None:
         rest = self._rest
         rest += chunk
         if self._at_start:
             if len(rest) < len(_BOM) and _BOM.startswith(rest):
-                return []
+                return
             self._at_start = False
             if rest.startswith(_BOM):
                 del rest[: len(_BOM)]
-        events: list[SseEvent] = []
         begin = 0
         if self._skip_lf and rest:
             begin = 1 if rest[0] == _LF else 0
@@ -71,7 +80,19 @@ class SseParser:
         self._scanned = len(rest)
         if len(rest) + self._data_bytes > self._max:
             raise EventTooLarge(f"an event is longer than {self._max} bytes")
-        return events
+
+    def _usual(self, chunk: bytes, events: list[SseEvent]) -> bytes:
+        """Takes whole events of one data line each from the begin of `chunk`, which is all there is, and returns what
+        follows. Nearly all reads of nearly all streams consist of such events."""
+        if self._data or self._name or len(chunk) > self._max or b"\r" in chunk:
+            return chunk
+        *blocks, rest = chunk.split(b"\n\n")
+        for block in blocks:
+            if not block.startswith(b"data: ") or b"\n" in block:
+                return chunk
+        events += [SseEvent(block[6:]) for block in blocks]
+        self._at_start = self._skip_lf = False
+        return rest
 
     @property
     def unfinished(self) -> bool:

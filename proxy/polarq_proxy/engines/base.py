@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -139,6 +139,11 @@ class Engine(ABC):
     @abstractmethod
     def read_event(self, event: SseEvent) -> Piece:
         """One event of a streamed answer. Raises `CallFault` for an error event and for what cannot be read."""
+
+    def read_events(self, events: Sequence[SseEvent]) -> Iterator[Piece]:
+        """Events that came together, in their order; those that say the same kind of thing may become one piece.
+        Raises what `read_event` raises, after the pieces before it."""
+        return map(self.read_event, events)
 
     @abstractmethod
     def fault(self, status: int, headers: Mapping[str, str], data: bytes) -> CallFault:

@@ -8,7 +8,7 @@ log-probabilities null, so it is always asked for. Thinking is `reasoning` here 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -20,6 +20,7 @@ from polarq_proxy.engines.chat_server import ChatServer
 from polarq_proxy.engines.history import readable
 from polarq_proxy.engines.vllm_answers import entries_of, read_chat
 from polarq_proxy.engines.vllm_completions import completion_request, is_completion, with_changes, with_choices
+from polarq_proxy.engines.vllm_runs import read_run
 from polarq_proxy.engines.vllm_tokens import VllmTokens
 from polarq_proxy.engines.wire import index_of, list_or_none, objects, spans_of, status_of, text, tree_of, usage_of
 from polarq_proxy.faults import CallFault, FaultKind
@@ -120,6 +121,9 @@ class VllmEngine(ChatServer):
             model=text(tree.get("model")) or None,
         )
         return with_changes(piece, items) if is_completion(tree) else piece
+
+    def read_events(self, events: Sequence[SseEvent]) -> Iterator[Piece]:
+        return read_run(events, self.read_event)
 
     def too_long(self, message: str, param: str | None) -> CallFault | None:
         limit = _OVERFLOW.search(message)

@@ -6,16 +6,18 @@ read step by step by who tolerates anything: what both accept, they read alike.
 
 from __future__ import annotations
 
+import math
 import secrets
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 
 from polarq_proxy.tokens import LogprobEntries, PromptIds
 
-_Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _NO_CHAT = "text_completion"
+_NO_ENTRIES = frozenset({b"", b"null"})
 _KEY = b'"prompt_token_ids":['
 _MARK = b'"' + secrets.token_hex(12).encode() + b'"'
 """Stands where the prompt's ids were cut out. Nobody else can write it, so where it turns up is where they were."""
@@ -29,7 +31,7 @@ class ChatChoice(msgspec.Struct):
     index: int
     message: dict[str, Any] | None = None
     delta: dict[str, Any] | None = None
-    token_ids: list[_Id] | None = None
+    token_ids: list[TokenId] | None = None
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -85,12 +87,22 @@ def _read(data: bytes) -> ChatAnswer | None:
 def entries_of(logprobs: ChatLogprobs | None) -> LogprobEntries | msgspec.UnsetType | None:
     """None: it gave none. UNSET: they are not all numbers, so that they must be looked at one by one."""
     raw = bytes(logprobs.content) if logprobs is not None else b""
-    if raw in {b"", b"null"}:
-        return None
+    return None if raw in _NO_ENTRIES else _checked(raw)
+
+
+def joined_raw_entries(runs: Sequence[ChatLogprobs]) -> LogprobEntries | msgspec.UnsetType | None:
+    """The same for what several events gave, one after the other."""
+    given = [raw for raw in [bytes(logprobs.content) for logprobs in runs] if raw not in _NO_ENTRIES]
+    if len(given) < 2:
+        return _checked(given[0]) if given else None
+    if not all(raw.startswith(b"[") for raw in given):
+        return msgspec.UNSET
+    return _checked(b"[%b]" % b",".join([raw[1:-1] for raw in given if raw != b"[]"]))
+
+
+def _checked(raw: bytes) -> LogprobEntries | msgspec.UnsetType:
     try:
         numbers = [entry.logprob for entry in _decode_entries(raw)]
     except (msgspec.DecodeError, UnicodeDecodeError):
         return msgspec.UNSET
-    if not np.isfinite(np.array(numbers)).all():
-        return msgspec.UNSET
-    return LogprobEntries(raw, numbers)
+    return LogprobEntries(raw, numbers) if all(map(math.isfinite, numbers)) else msgspec.UNSET
