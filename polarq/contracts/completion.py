@@ -46,6 +46,9 @@ class Usage(Contract):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    """Those of the completion tokens that were thinking. vLLM counts a whole answer and a streamed one a little
+    differently, so this is nothing to build on."""
 
 
 class Completion(Contract):

@@ -439,4 +439,9 @@ def _usage(usage: Usage | None, ids: list[int] | None, choices: int, total: int)
     if choices > 1:
         # The engine counts all choices together; each is given its own share only where the sum is proven.
         own = len(ids) if ids is not None and total == usage.completion_tokens else None
-    return {"prompt_tokens": usage.prompt_tokens, "completion_tokens": own, "cached_tokens": usage.cached_tokens}
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": own,
+        "cached_tokens": usage.cached_tokens,
+        "reasoning_tokens": usage.reasoning_tokens if choices == 1 else None,
+    }

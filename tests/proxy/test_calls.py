@@ -214,7 +214,9 @@ async def test_a_stream_has_all_that_readers_need_and_nothing_they_did_not_ask_f
         counted = await rig.stream(stream_options={"include_usage": True})
         assert counted.events[-1]["choices"] == []
         record = (await rig.records())[1]
-        assert counted.events[-1]["usage"]["completion_tokens"] == len(record.sampled_ids)
+        usage = counted.events[-1]["usage"]
+        assert usage["completion_tokens"] == len(record.sampled_ids)
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": record.usage.reasoning_tokens}
 
 
 async def test_constrained_sampling_is_marked(redis_client: Redis, keys: Keys) -> None:

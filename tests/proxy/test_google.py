@@ -71,9 +71,12 @@ async def test_an_answer_is_parts_with_whole_calls(
         assert "thought" not in signed
         end = found[-1]
         assert [candidate["finishReason"] for candidate in end["candidates"]] == ["STOP"]
+        thought = record.usage.reasoning_tokens
+        assert thought
         assert end["usageMetadata"] == {
             "promptTokenCount": len(record.prompt_ids),
-            "candidatesTokenCount": len(record.sampled_ids),
+            "candidatesTokenCount": len(record.sampled_ids) - thought,
+            "thoughtsTokenCount": thought,
             "totalTokenCount": len(record.prompt_ids) + len(record.sampled_ids),
         }
         assert {one["modelVersion"] for one in found} == {"asked"}

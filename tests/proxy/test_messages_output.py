@@ -99,8 +99,14 @@ def test_tokens_from_the_cache_are_counted_apart() -> None:
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (2, 8, 3)
 
 
+def test_tokens_of_thinking_are_shown_where_the_engine_counts_them() -> None:
+    usage = whole(answer(usage=Usage(prompt_tokens=10, completion_tokens=3, reasoning_tokens=2)))["usage"]
+    assert (usage["output_tokens"], usage["output_tokens_details"]) == (3, {"thinking_tokens": 2})
+
+
 def test_an_engine_without_usage_is_counted_by_its_ids() -> None:
     usage = whole(answer(usage=Usage()))["usage"]
+    assert "output_tokens_details" not in usage
     assert (usage["input_tokens"], usage["output_tokens"]) == (10, 3)
 
 

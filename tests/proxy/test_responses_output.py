@@ -64,7 +64,7 @@ def test_a_response_object_says_what_was_asked_and_what_it_cost() -> None:
         instructions="be good", temperature=0.5, metadata={"a": "b"}, tools=[FUNCTION], max_output_tokens=9, top_p=1
     )
     answer = answered(content="hi")
-    answer.usage = Usage(prompt_tokens=5, completion_tokens=2, cached_tokens=4)
+    answer.usage = Usage(prompt_tokens=5, completion_tokens=2, cached_tokens=4, reasoning_tokens=1)
     response = rendered(call, answer)
     assert response["id"] == f"resp_{ANSWER_ID}"
     assert (response["object"], response["created_at"], response["model"]) == ("response", HEAD.created, "asked")
@@ -73,7 +73,7 @@ def test_a_response_object_says_what_was_asked_and_what_it_cost() -> None:
         "input_tokens": 5,
         "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
         "output_tokens": 2,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": 1},
         "total_tokens": 7,
     }
     assert (response["instructions"], response["temperature"], response["metadata"]) == ("be good", 0.5, {"a": "b"})

@@ -94,6 +94,7 @@ async def test_the_record_is_what_the_engine_sampled(
     first, called_last, last = (record.sampled_ids[-1] for record in records)
     told = called_last if streamed and version == "0.5.23" else None  # a whole answer with calls does not say it
     assert [record.stop_reason for record in records] == [first, told, last]
+    assert [bool(record.usage.reasoning_tokens) for record in records] == [True, False, False]
     thought, called, done = (record.reply for record in records)
     assert thought == {"role": "assistant", "reasoning_content": "the user says hello", "content": "go 🧪 ह"}
     [call] = called["tool_calls"]

@@ -218,6 +218,8 @@ def test_the_counts_are_read() -> None:
     assert NEW.read(whole(usage=usage)).usage == Usage(prompt_tokens=5, completion_tokens=2, cached_tokens=4)
     plain = {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": None}
     assert NEW.read(whole(usage=plain)).usage == Usage(prompt_tokens=5, completion_tokens=2)
+    thinking = {**plain, "reasoning_tokens": 1}
+    assert NEW.read(whole(usage=thinking)).usage == Usage(prompt_tokens=5, completion_tokens=2, reasoning_tokens=1)
 
 
 def test_ids_that_come_late_in_a_stream_belong_to_their_choices() -> None:

@@ -96,7 +96,8 @@ def test_a_whole_answer_is_read() -> None:
     assert answer.prompt_ids == tree["prompt_token_ids"]
     assert choice.ids == tree["choices"][0]["token_ids"]
     assert choice.logprobs == tree["choices"][0]["logprobs"]["content"]
-    assert answer.usage == Usage(prompt_tokens=23, completion_tokens=len(choice.ids or ()), cached_tokens=0)
+    sampled = len(choice.ids or ())
+    assert answer.usage == Usage(prompt_tokens=23, completion_tokens=sampled, cached_tokens=0, reasoning_tokens=sampled)
     assert answer.model == "tiny"
     assert choice.message["role"] == "assistant"
     assert choice.message["reasoning_content"] == tree["choices"][0]["message"]["reasoning"]
@@ -120,7 +121,7 @@ def test_a_streamed_answer_is_put_together(name: str) -> None:
 
 def test_the_counts_of_a_streamed_answer_are_those_of_its_ids() -> None:
     answer = gathered(captures.stream("vllm_chat_stream_tokenids_logprobs"))
-    assert answer.usage == Usage(prompt_tokens=23, completion_tokens=6, cached_tokens=0)
+    assert answer.usage == Usage(prompt_tokens=23, completion_tokens=6, cached_tokens=0, reasoning_tokens=5)
 
 
 def test_a_stream_gives_what_the_whole_answer_gives() -> None:

@@ -12,7 +12,7 @@ from polarq.testing.inference.acting import Answer, Spoiler, before_sampling, ha
 from polarq.testing.inference.engine import ENGINE, Engine
 from polarq.testing.inference.faults import Fault, Hang
 from polarq.testing.inference.generation import Generation
-from polarq.testing.inference.parsing import END_THINK, MessageParser, parse
+from polarq.testing.inference.parsing import MessageParser, parse, thinking_pieces
 from polarq.testing.inference.reading import read_body
 from polarq.testing.inference.requests import ChatRequest
 from polarq.testing.inference.wire import Json, Reply
@@ -98,7 +98,7 @@ class _Conversation:
 
     def _usage(self, generations: Sequence[Generation], *, streamed: bool) -> Json:
         sampled = sum(len(generation.sample.token_ids) for generation in generations)
-        thought = sum(_reasoning_tokens(generation) for generation in generations)
+        thought = sum(thinking_pieces(generation.sample.pieces) for generation in generations)
         return wire.chat_usage(self.reply, sampled, thought, streamed=streamed)
 
     async def streamed(self, generations: Sequence[Generation]) -> web.StreamResponse:
@@ -141,16 +141,3 @@ class _Conversation:
 
     async def _send(self, chunk: Json) -> None:
         await self.answer.event(self.spoil(chunk))
-
-
-def _reasoning_tokens(generation: Generation) -> int:
-    """The tokens up to the end of the thinking block."""
-    text, count = "", 0
-    if not parse(generation.sample.text, tools=False).reasoning:
-        return 0
-    for piece in generation.sample.pieces:
-        text += piece
-        count += 1
-        if END_THINK in text:
-            break
-    return count

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -241,6 +242,18 @@ def parse(text: str, *, tools: bool) -> Message:
             message.tool_calls = []
     message.content = content or (None if message.reasoning or message.tool_calls else "")
     return message
+
+
+def thinking_pieces(pieces: Sequence[str]) -> int:
+    """How many pieces of an answer come up to the end of its thinking."""
+    if not parse("".join(pieces), tools=False).reasoning:
+        return 0
+    said = ""
+    for count, piece in enumerate(pieces, 1):
+        said += piece
+        if END_THINK in said:
+            return count
+    return len(pieces)
 
 
 def _call(body: str) -> tuple[str, str]:

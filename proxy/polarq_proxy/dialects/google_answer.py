@@ -60,13 +60,17 @@ def status_code(fault: CallFault) -> int:
 
 
 def usage_metadata(usage: Usage | None) -> dict[str, int]:
+    """Thoughts are counted beside the candidates' tokens, not among them, as the API does; clients add them up."""
     if usage is None or usage.prompt_tokens is None or usage.completion_tokens is None:
         return {}
+    thought = min(usage.reasoning_tokens or 0, usage.completion_tokens)
     counts = {
         "promptTokenCount": usage.prompt_tokens,
-        "candidatesTokenCount": usage.completion_tokens,
+        "candidatesTokenCount": usage.completion_tokens - thought,
         "totalTokenCount": usage.prompt_tokens + usage.completion_tokens,
     }
+    if thought:
+        counts["thoughtsTokenCount"] = thought
     if usage.cached_tokens:
         counts["cachedContentTokenCount"] = usage.cached_tokens
     return counts

@@ -89,7 +89,10 @@ def usage_of(answer: Answer) -> dict[str, Any]:
     usage = answer.usage or Usage()
     prompt = len(answer.prompt_ids or ()) if usage.prompt_tokens is None else usage.prompt_tokens
     sampled = answer.sampled_tokens if usage.completion_tokens is None else usage.completion_tokens
-    return counts(prompt, min(usage.cached_tokens or 0, prompt), sampled)
+    shown = counts(prompt, min(usage.cached_tokens or 0, prompt), sampled)
+    if usage.reasoning_tokens is not None:
+        shown["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+    return shown
 
 
 def counts(prompt: int, cached: int, sampled: int) -> dict[str, Any]:

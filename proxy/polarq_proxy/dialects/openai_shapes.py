@@ -78,12 +78,15 @@ def _strict_entry(entry: dict[str, Any]) -> dict[str, Any]:
 def usage_of(usage: Usage | None) -> dict[str, Any] | None:
     if usage is None or usage.prompt_tokens is None or usage.completion_tokens is None:
         return None
-    return {
+    shown: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens or 0},
     }
+    if usage.reasoning_tokens is not None:
+        shown["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return shown
 
 
 def model_shown(model: ServedModel) -> dict[str, Any]:

@@ -238,8 +238,8 @@ def _usage(usage: Usage | None) -> dict[str, Any] | None:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        # Engines do not say how many of the sampled tokens were thinking; the field may not be left out.
-        "output_tokens_details": {"reasoning_tokens": 0},
+        # Where the engine does not count thinking it is 0: the field may not be left out.
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 

@@ -71,13 +71,16 @@ def spans_of(value: Any) -> list[VersionSpan] | None:
 
 
 def usage_of(value: Any) -> Usage | None:
+    """SGLang counts thinking beside the other numbers, vLLM (with a reasoning parser) in their details."""
     if not isinstance(value, dict):
         return None
-    details = value.get("prompt_tokens_details")
+    prompt, sampled = value.get("prompt_tokens_details"), value.get("completion_tokens_details")
+    thought = sampled if isinstance(sampled, dict) else value
     return Usage.model_construct(
         prompt_tokens=count(value.get("prompt_tokens")),
         completion_tokens=count(value.get("completion_tokens")),
-        cached_tokens=count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+        cached_tokens=count(prompt.get("cached_tokens")) if isinstance(prompt, dict) else None,
+        reasoning_tokens=count(thought.get("reasoning_tokens")),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polarq.testing.inference import ToolCall, Turn, expected_logprobs
+from polarq.testing.inference import ToolCall, Turn, expected_logprobs, load_tokenizer
 from polarq.testing.inference.faults import Abort, HttpStatus, Omit, StreamError
 from tests.testing.inference.asking import HELLO, WEATHER_TOOL, Client, scripted
 from tests.testing.inference.captures import events_of
@@ -16,6 +16,7 @@ from tests.testing.inference.conftest import Serve
 THINKING_CALL = scripted(
     Turn(reasoning="look", content="I look.", tool_calls=(ToolCall(name="get_weather", arguments={"city": "Paris"}),))
 )
+END_OF_THINKING = load_tokenizer().encode("</think>")[0]
 META = {"logprobs": True, "return_meta_info": True}
 SGLEXT = {"logprobs": True, "return_input_ids_in_sglext": True, "return_output_ids_in_sglext": True}
 
@@ -87,6 +88,7 @@ async def test_the_content_is_never_null_and_thinking_goes_by_sglangs_name(serve
     [call] = choice["message"]["tool_calls"]
     assert (call["index"], call["function"]["name"]) == (0, "get_weather")
     assert (choice["finish_reason"], choice["matched_stop"]) == ("tool_calls", None)
+    assert answer["usage"]["reasoning_tokens"] == client.ledger[0].sampled_ids.index(END_OF_THINKING) + 1
 
 
 @pytest.mark.parametrize("name", ["return_prompt_token_ids", "return_token_ids", "return_meta_info"])

@@ -11,7 +11,7 @@ from polarq.testing.inference.acting import Answer, Spoiler, before_sampling, ha
 from polarq.testing.inference.engine import ENGINE, Engine
 from polarq.testing.inference.faults import Fault, Hang
 from polarq.testing.inference.generation import Generation
-from polarq.testing.inference.parsing import Delta, Message, MessageParser, parse
+from polarq.testing.inference.parsing import Delta, Message, MessageParser, parse, thinking_pieces
 from polarq.testing.inference.reading import read_body
 from polarq.testing.inference.sglang import wire
 from polarq.testing.inference.sglang.limits import room
@@ -118,7 +118,9 @@ class _Conversation:
         return end["type"], end.get("matched")
 
     def _usage(self, generations: Sequence[Generation]) -> Json:
-        return wire.usage(len(self.reply.prompt_ids), sum(generation.count for generation in generations))
+        sampled = sum(generation.count for generation in generations)
+        thought = sum(thinking_pieces(generation.sample.pieces) for generation in generations)
+        return wire.usage(len(self.reply.prompt_ids), sampled, thought)
 
     def _sglext(self, generations: Sequence[Generation]) -> Json:
         extra: Json = {}

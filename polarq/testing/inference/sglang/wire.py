@@ -90,13 +90,13 @@ def metadata(options: ServerOptions, generation: Generation) -> Json:
     return told
 
 
-def usage(prompt_tokens: int, sampled: int) -> Json:
+def usage(prompt_tokens: int, sampled: int, thought: int = 0) -> Json:
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + sampled,
         "completion_tokens": sampled,
         "prompt_tokens_details": None,
-        "reasoning_tokens": 0,
+        "reasoning_tokens": thought,
     }
 
 
