@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ class Script:
 
 
 MAX_BATCH = 64
+LIMIT_S = 10.0
+"""How long a call of a `ScriptLine` waits for Redis."""
 
 
 @dataclass(slots=True)
@@ -40,6 +42,8 @@ class _Waiting:
     arguments: list[bytes]
     """Of EVALSHA or EVAL: what follows the script."""
     answer: asyncio.Future[Any]
+    deadline: float
+    """In the loop's time."""
 
 
 class ScriptLine:
@@ -49,9 +53,10 @@ class ScriptLine:
     whose connection breaks is sent again, so that the script may run twice: it must be one that bears it.
     """
 
-    def __init__(self, redis: Redis, script: Script) -> None:
+    def __init__(self, redis: Redis, script: Script, limit_s: float = LIMIT_S) -> None:
         self._pool = redis.connection_pool
         self._script = script
+        self._limit_s = limit_s
         self._connection: AbstractConnection | None = None
         self._used = False
         self._waiting: list[_Waiting] = []
@@ -59,9 +64,9 @@ class ScriptLine:
 
     async def run(self, keys: Sequence[str], args: Sequence[bytes]) -> Any:
         """What the script returns. Raises `LedgerUnavailable`."""
-        call = _Waiting(
-            [b"%d" % len(keys), *(key.encode() for key in keys), *args], asyncio.get_running_loop().create_future()
-        )
+        loop = asyncio.get_running_loop()
+        arguments = [b"%d" % len(keys), *[key.encode() for key in keys], *args]
+        call = _Waiting(arguments, loop.create_future(), loop.time() + self._limit_s)
         self._waiting.append(call)
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._rounds())
@@ -72,12 +77,29 @@ class ScriptLine:
         while self._waiting:
             calls, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
             try:
-                await self._round([b"EVALSHA", self._script.sha1.encode()], calls)
-                await self._round([b"EVAL", self._script.source.encode()], calls)
+                async with asyncio.timeout_at(calls[0].deadline) as limit:
+                    await self._round([b"EVALSHA", self._script.sha1.encode()], calls)
+                    await self._round([b"EVAL", self._script.source.encode()], calls)
             except Exception as exc:  # whatever it is, it is the callers' to raise: none of them may wait for ever
+                if isinstance(exc, TimeoutError) and limit.expired():
+                    await self._given_up(calls)
+                    continue
                 for call in calls:
                     if not call.answer.done():
                         call.answer.set_exception(exc)
+
+    async def _given_up(self, calls: list[_Waiting]) -> None:
+        """Redis took longer than the first of them may wait; the others are asked again, on a new connection."""
+        now = asyncio.get_running_loop().time()
+        left = [call for call in calls if not call.answer.done()]
+        for call in left:
+            if call.deadline <= now:
+                call.answer.set_exception(LedgerUnavailable(f"Redis did not answer within {self._limit_s:g} s"))
+        self._waiting[:0] = [call for call in left if call.deadline > now]
+        self._used = False
+        if self._connection is not None:
+            with suppress(RedisError, OSError):
+                await self._connection.disconnect(nowait=True)
 
     async def _round(self, command: list[bytes], calls: list[_Waiting]) -> None:
         """Sends the calls and answers them; those for which Redis did not know the script stay open."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 from redis.asyncio import Redis
 
@@ -60,29 +60,24 @@ class Gate:
                 self._cut.add(scope)
                 scope.reschedule(now)
 
-    @asynccontextmanager
-    async def passed(self) -> AsyncIterator[None]:
-        """A call's time at the engine. Raises `CallFault`: when the pause lasts longer than a call is held back, and
-        when the call is cut by one."""
-        if not self._open.is_set():
-            await self._wait()
-        scope = asyncio.timeout(None)
-        try:
-            async with scope:
-                self._running.add(scope)
-                try:
-                    yield
-                finally:
-                    self._running.discard(scope)
-        except TimeoutError:
-            if scope not in self._cut:
-                raise
-            text = "the call was aborted because the policy's weights change; it may be asked again"
-            raise CallFault(FaultKind.ABORTED, text) from None
-        finally:
-            self._cut.discard(scope)
+    @property
+    def open(self) -> bool:
+        """No pause holds calls back."""
+        return self.pause is None
 
-    async def _wait(self) -> None:
+    def passed(self, scope: asyncio.Timeout) -> None:
+        """A call is at the engine within `scope`, which a pause may cut. `left` ends it."""
+        self._running.add(scope)
+
+    def left(self, scope: asyncio.Timeout) -> bool:
+        """The call is no longer at the engine. Whether a pause has cut it."""
+        self._running.discard(scope)
+        cut = scope in self._cut
+        self._cut.discard(scope)
+        return cut
+
+    async def opened(self) -> None:
+        """Waits while there is a pause. Raises `CallFault` when it lasts longer than a call is held back."""
         self.waiting += 1
         try:
             async with asyncio.timeout(self.hold_s):

@@ -40,7 +40,6 @@ from polarq_proxy.versions import UNREAD
 
 log = logging.getLogger("polarq.proxy")
 
-STORE_TIMEOUT_S = 10.0
 MISSING_LOGPROB = -9999.0
 """vLLM's word for a value that it does not have; also what it floors minus infinity to."""
 
@@ -112,8 +111,8 @@ class Recorder:
         self._running: set[asyncio.Task[None]] = set()
 
     async def keep(self, capture: Capture, answer: Answer) -> None:
-        """Persists a whole answer; only then may the harness see its end. Raises `CallFault`."""
-        await asyncio.shield(self._spawn(self._append(capture, answer, None)))
+        """Persists a whole answer; only then may the harness see its end. Not to be cancelled. Raises `CallFault`."""
+        await self._append(capture, answer, None)
 
     async def keep_broken(self, capture: Capture, answer: Answer, reason: str) -> None:
         """Persists what was sampled of an answer that broke off. The harness gets an error anyway, so that trouble
@@ -163,13 +162,12 @@ class Recorder:
         session = capture.session
         drafts, doubts = drafts_of(capture, answer, broken, self._prompt(capture, answer))
         try:
-            async with asyncio.timeout(STORE_TIMEOUT_S):
-                breaks = await self._completions.write(drafts, session.spec, session.secret)
+            breaks = await self._completions.write(drafts, session.spec, session.secret)
         except GrantRefused as exc:
             session.stale()
             raise CallFault(FaultKind.NO_SESSION, f"{exc}; nothing more will be answered here") from exc
-        except (LedgerUnavailable, TimeoutError) as exc:
-            text = f"the call could not be recorded, so it is not answered: {exc or 'Redis takes too long'}"
+        except LedgerUnavailable as exc:
+            text = f"the call could not be recorded, so it is not answered: {exc}"
             raise CallFault(FaultKind.STORE_DOWN, text) from exc
         counters = self._counters
         counters.calls += len(drafts)

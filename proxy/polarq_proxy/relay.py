@@ -21,6 +21,7 @@ from polarq_proxy.gather import pieces_of
 from polarq_proxy.grants import MAX_FAILURES, Session
 from polarq_proxy.jsons import encode
 from polarq_proxy.metrics import Times
+from polarq_proxy.pacing import Pace
 from polarq_proxy.pausing import Gate
 from polarq_proxy.recorder import Capture, Recorder
 from polarq_proxy.sse import EventTooLarge, SseParser
@@ -55,6 +56,7 @@ class Relay:
         self._times = times
         self._stream_upstream = stream_upstream
         self._max_event_bytes = max_event_bytes
+        self._pace = Pace()
         self._continuing = Continuing(
             recorder, self._at_engine, patience_s=gate.hold_s, max_event_bytes=max_event_bytes
         )
@@ -215,10 +217,13 @@ class Relay:
                 return endpoint.engine.read(await response.read())
             # What came decides: there are servers that stream without being asked to.
             async with aclosing(self._pieces(capture, response)) as stream:
-                async for pieces in stream:
-                    await flight.take(pieces)
-                    if flight.gatherer.done:
-                        break
+                with self._pace.one_more():
+                    async for pieces in stream:
+                        await flight.take(pieces)
+                        if flight.gatherer.done:
+                            break
+                        if flight.gatherer.began:
+                            response.rest(self._pace)
         if not flight.gatherer.finished:
             raise CallFault(FaultKind.ENGINE_FAULT, "the inference server ended its stream before the answer's end")
         return flight.gatherer.answer()

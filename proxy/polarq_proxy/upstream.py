@@ -13,7 +13,8 @@ import base64
 import os
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from types import TracebackType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -22,6 +23,7 @@ from polarq_proxy.bodies import BodyDamaged, BodyTooLarge, UnknownEncoding, read
 from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.http1 import Connection, Disconnected, Pool
 from polarq_proxy.jsons import NotJson, decode
+from polarq_proxy.pacing import Pace
 
 IDLE_S = 4.0
 """Idle connections are closed by us before common engines close them (after 5 s)."""
@@ -60,8 +62,20 @@ class UpstreamResponse:
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises `CallFault`."""
         with self._faults():
+            if not self._encoding:
+                size = 0
+                while piece := await self._connection.some():
+                    size += len(piece)
+                    if size > LARGEST_ANSWER:
+                        raise BodyTooLarge(f"the body is larger than {LARGEST_ANSWER} bytes")
+                    yield piece
+                return
             async for chunk in unpacked(self._pieces(), self._encoding, LARGEST_ANSWER):
                 yield chunk
+
+    def rest(self, pace: Pace) -> None:
+        """What comes next of the body may wait for more of it."""
+        self._connection.rest(pace)
 
     async def end(self) -> None:
         """Lets the connection be used again if the body's end is near, else closes it."""
@@ -128,7 +142,7 @@ class Upstream:
         elif parts.username is not None:
             user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
-        self._headers = headers
+        self._lines = [f"{name}: {value}" for name, value in headers.items()]
 
     async def start(self) -> None:
         """Nothing is connected before the first request."""
@@ -136,31 +150,21 @@ class Upstream:
     async def close(self) -> None:
         self._pool.close()
 
-    @asynccontextmanager
-    async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[UpstreamResponse]:
-        """POSTs JSON. Leaving the block by an exception hangs up on the engine."""
+    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Exchange:
+        """POSTs JSON: `async with` gives the answer."""
         whole = {**headers, "Content-Type": "application/json", "Content-Length": str(len(body))}
-        head = self._head("POST", path, whole)
-        request = [head, body]
-        del body  # as long as the answer may take, nobody needs it any more
-        connection = await self._answered(request)
-        request.clear()
-        response = UpstreamResponse(connection, self.where)
-        try:
-            yield response
-            await response.end()
-        except BaseException:
-            response.close()
-            raise
-        finally:
-            self._pool.release(connection)
+        return Exchange(self, [self._head("POST", path, whole), body])
+
+    def release(self, connection: Connection) -> None:
+        """Its exchange is over."""
+        self._pool.release(connection)
 
     async def get_json(self, path: str, timeout_s: float) -> Any:
         """The JSON at `path`, or None where there is no such route or no JSON. Raises `CallFault` when there is no
         answer at all, or status 5xx."""
         try:
             async with asyncio.timeout(timeout_s):
-                connection = await self._answered([self._head("GET", path, {})])
+                connection = await self.answered([self._head("GET", path, {})])
                 try:
                     response = UpstreamResponse(connection, self.where)
                     data = await response.read()
@@ -179,16 +183,16 @@ class Upstream:
             return None
 
     def _head(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
-        lines = [f"{method} {self._prefix}{path} HTTP/1.1"]
-        lines += [f"{name}: {value}" for name, value in self._headers.items()]
+        lines = [f"{method} {self._prefix}{path} HTTP/1.1", *self._lines]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        if any("\r" in line or "\n" in line for line in lines):
+        head = "\r\n".join(lines)
+        if head.count("\n") >= len(lines) or head.count("\r") >= len(lines):
             raise CallFault(
                 FaultKind.MISCONFIGURED, f"a header for {self.where} holds a line break: correct its API key"
             )
-        return "\r\n".join([*lines, "\r\n"]).encode()
+        return f"{head}\r\n\r\n".encode()
 
-    async def _answered(self, request: list[bytes]) -> Connection:
+    async def answered(self, request: list[bytes]) -> Connection:
         """A connection on which the head of the answer has come. Raises `CallFault`."""
         kept = self._pool.kept()
         if kept is not None:
@@ -215,6 +219,37 @@ class Upstream:
 
     def _down(self, exc: OSError) -> CallFault:
         return CallFault(FaultKind.ENGINE_DOWN, f"{self.where} does not answer: {_reason(exc)}")
+
+
+class Exchange:
+    """One request and its answer. Leaving the block by an exception hangs up on the engine."""
+
+    def __init__(self, upstream: Upstream, request: list[bytes]) -> None:
+        self._upstream = upstream
+        self._request = request
+        self._connection: Connection | None = None
+        self._response: UpstreamResponse | None = None
+
+    async def __aenter__(self) -> UpstreamResponse:
+        connection = self._connection = await self._upstream.answered(self._request)
+        self._request.clear()  # as long as the answer may take, nobody needs it any more
+        response = self._response = UpstreamResponse(connection, self._upstream.where)
+        return response
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._connection is not None and self._response is not None
+        try:
+            if kind is not None:
+                self._response.close()
+            else:
+                await self._response.end()
+        except BaseException:
+            self._response.close()
+            raise
+        finally:
+            self._upstream.release(self._connection)
 
 
 def _reason(exc: OSError) -> str:
