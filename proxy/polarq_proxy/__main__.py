@@ -17,6 +17,7 @@ from polarq.settings import Settings
 try:
     import uvloop
 
+    from polarq_proxy.front import told_front
     from polarq_proxy.serve import ServeOptions, serve
 except ModuleNotFoundError as missing:
     sys.stderr.write(f"the proxy needs '{missing.name}': pip install 'polarq[proxy]'\n")
@@ -61,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(options, Settings.from_env(), os.environ))
     except PolarqError as exc:
-        sys.stderr.write(f"{exc}\n")
+        if options.channel is None or not told_front(options.channel, exc):
+            sys.stderr.write(f"{exc}\n")
         return 2
     return 0
 

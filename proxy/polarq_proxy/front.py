@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,10 +22,14 @@ from polarq.errors import PolarqError
 from polarq.store.grants import digest_of
 from polarq_proxy.carriers import PEEKED, session_in_head
 from polarq_proxy.listening import SILENT_S
+from polarq_proxy.peer_folder import PeerFolder
 
 log = logging.getLogger("polarq.proxy")
 
 READY = b"r"
+_FAILED = b"!"
+"""What a process says in place of READY, and then why."""
+_SAID_BYTES = 4096
 START_S = 60.0
 STOP_S = 15.0
 _RESTART_S = (0.1, 0.5, 1.0, 2.0, 5.0)
@@ -34,7 +37,16 @@ _BUSY_S = 0.005
 
 
 class DidNotStart(PolarqError):
-    """A process of the proxy ended before it was ready; its own last line is in the log."""
+    """A process of the proxy ended before it was ready; the message is its own."""
+
+
+def told_front(channel_fd: int, failure: PolarqError) -> bool:
+    """Says to the front why this process does not start; False: nobody listens there."""
+    try:
+        os.write(channel_fd, _FAILED + str(failure).encode()[: _SAID_BYTES - 1])
+    except OSError:
+        return False
+    return True
 
 
 def owner_of(session: str | None, processes: int) -> int:
@@ -45,9 +57,11 @@ def owner_of(session: str | None, processes: int) -> int:
 class Member:
     """One process, started again when it dies."""
 
-    def __init__(self, index: int, command: Sequence[str]) -> None:
+    def __init__(self, index: int, command: Sequence[str], keeps: Sequence[int]) -> None:
+        """`keeps`: file descriptors that it holds as long as it lives."""
         self.index = index
         self._command = command
+        self._keeps = keeps
         self._channel: socket.socket | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -63,20 +77,23 @@ class Member:
         try:
             ours.setblocking(False)
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, "--channel", str(theirs.fileno()), pass_fds=[theirs.fileno()]
+                *self._command, "--channel", str(theirs.fileno()), pass_fds=[theirs.fileno(), *self._keeps]
             )
         finally:
             theirs.close()
         try:
             async with asyncio.timeout(START_S):
-                said = await asyncio.get_running_loop().sock_recv(ours, 1)
+                said = await asyncio.get_running_loop().sock_recv(ours, _SAID_BYTES)
         except TimeoutError:
             said = b""
         if said != READY:
             ours.close()
             if self._process.returncode is None:
                 self._process.kill()
-            raise DidNotStart(f"process {self.index} of the proxy did not start; its last line says why")
+            raise DidNotStart(
+                said.removeprefix(_FAILED).decode("utf-8", "replace")
+                or f"process {self.index} of the proxy did not start; see what it said before"
+            )
         self._channel = ours
         self.ready.set()
 
@@ -96,7 +113,7 @@ class Member:
                 tries = 0
             except (DidNotStart, OSError) as exc:
                 tries += 1
-                log.error("%s", exc)
+                log.error("process %d of the proxy does not start: %s", self.index, exc)
 
     async def take(self, connection: socket.socket) -> None:
         """Hands a connection over; waits while the process is being started."""
@@ -135,15 +152,24 @@ class Front:
 
     def __init__(self, listening: Sequence[socket.socket], processes: int, arguments: Sequence[str]) -> None:
         self._listening = listening
-        self._peers = tempfile.TemporaryDirectory(prefix="polarq-proxy-")
+        self._peers = PeerFolder()
         command = [sys.executable, "-m", "polarq_proxy", *arguments, "--parent-pid", str(os.getpid())]
-        command += ["--peers", self._peers.name, "--processes", str(processes)]
-        self.members = [Member(index, [*command, "--process", str(index)]) for index in range(processes)]
+        command += ["--peers", str(self._peers.path), "--processes", str(processes)]
+        self.members = [
+            Member(index, [*command, "--process", str(index)], [self._peers.held]) for index in range(processes)
+        ]
         self._running: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Raises `DidNotStart`."""
-        await asyncio.gather(*(member.start() for member in self.members))
+        """Raises `DidNotStart`; `stop` ends what was started."""
+        starting = [asyncio.create_task(member.start()) for member in self.members]
+        await asyncio.wait(starting, return_when=asyncio.FIRST_EXCEPTION)
+        failed = [failure for task in starting if task.done() and (failure := task.exception()) is not None]
+        if failed:
+            for task in starting:
+                task.cancel()
+            await asyncio.wait(starting)
+            raise failed[0]
         for listening in self._listening:
             self._begin(self._accept(listening))
 
@@ -155,7 +181,7 @@ class Front:
         for listening in self._listening:
             listening.close()
         await asyncio.gather(*(member.stop() for member in self.members))
-        self._peers.cleanup()
+        self._peers.close()
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -217,7 +217,8 @@ async def _administrated(proxy: Proxy, node: Node, token: str | None, process: i
     runner = web.AppRunner(admin_app(proxy, token), access_log=None)
     await runner.setup()
     try:
-        for one in tcp_sockets(host, port + process, host_from="proxy.admin_host", port_from="proxy.admin_port"):
+        setting = f"proxy.admin_port ({port}; each process has the next one)" if process else "proxy.admin_port"
+        for one in tcp_sockets(host, port + process, host_from="proxy.admin_host", port_from=setting):
             await web.SockSite(runner, one).start()
     except CannotListen:
         await runner.cleanup()

@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
@@ -27,7 +29,7 @@ from polarq_proxy.carriers import PEEKED, session_in_head
 from polarq_proxy.front import owner_of
 
 from .rig import until
-from .test_program import started, topology
+from .test_program import command, environment, started, topology
 
 SLOW = Scenario(name="slow", scripts=(Script(name="a", turns=(Turn(content="one two three four", tokens_per_s=8.0),)),))
 KEYS = Keys("processes")
@@ -164,6 +166,96 @@ async def test_every_process_says_that_it_is_paused(redis_url: str, tmp_path: Pa
         await until(waiting)
         await clear_pause(proxy.redis, KEYS)
         assert await asyncio.gather(*asking) == ["hi"] * PROCESSES
+
+
+@asynccontextmanager
+async def watched(pids: list[int]) -> AsyncIterator[None]:
+    """Leaving waits until all these processes have ended, whosever children they are by then."""
+    loop = asyncio.get_running_loop()
+    handles = [os.pidfd_open(pid) for pid in pids]
+    ended = [asyncio.Event() for _ in handles]
+    for handle, event in zip(handles, ended, strict=True):
+        loop.add_reader(handle, event.set)
+    try:
+        yield
+        for event in ended:
+            await event.wait()
+    finally:
+        for handle in handles:
+            loop.remove_reader(handle)
+            os.close(handle)
+
+
+async def test_a_killed_front_takes_its_processes_along_and_the_next_start_clears_up_after_it(
+    redis_url: str, tmp_path: Path
+) -> None:
+    path = topology(tmp_path, KEYS.prefix, proxy={"processes": PROCESSES})
+    arguments = ("--node", "node0", "--topology", path, "--port", "0")
+    with TemporaryDirectory(prefix="pq") as folder:  # a short path: sockets stand in it
+
+        def rooms() -> set[str]:
+            return {entry.name for entry in Path(folder).iterdir()}
+
+        async with Redis.from_url(redis_url) as redis, ScriptedInference(scenario=Scenario.of("hi")) as inference:
+            with started(redis_url, *arguments, TMPDIR=folder) as (first, url):
+                [killed] = rooms()
+                with started(redis_url, *arguments, TMPDIR=folder) as (second, _):
+                    assert killed in rooms(), "a start clears nothing that is in use"
+                    [kept] = rooms() - {killed}
+                    async with watched(Running(first, url, redis, inference).members()):
+                        first.kill()
+                    with started(redis_url, *arguments, TMPDIR=folder) as (third, _):
+                        assert killed not in rooms()
+                        assert kept in rooms()
+                        assert len(rooms()) == 2
+                        for process in (second, third):
+                            process.send_signal(signal.SIGTERM)
+                            await asyncio.to_thread(process.wait, 30)
+            assert rooms() == set()
+
+
+@pytest.mark.parametrize("process", range(PROCESSES))
+def test_a_taken_port_of_the_operators_side_is_the_last_line_and_nobody_is_left(
+    redis_url: str, tmp_path: Path, process: int
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, TemporaryDirectory(prefix="pq") as folder:
+        port = taken.getsockname()[1]
+        path = topology(tmp_path, proxy={"processes": PROCESSES, "admin_port": port - process})
+        told = failed_start(redis_url, path, folder)
+        which = f"proxy.admin_port ({port - 1}; each process has the next one)" if process else "proxy.admin_port"
+        assert told == f"127.0.0.1:{port} is taken: stop what listens there, or change {which} in the topology"
+        assert list(Path(folder).iterdir()) == []
+
+
+def test_a_taken_port_is_the_last_line_with_several_processes_too(redis_url: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, TemporaryDirectory(prefix="pq") as folder:
+        port = taken.getsockname()[1]
+        path = topology(tmp_path, port=port, proxy={"processes": PROCESSES})
+        assert failed_start(redis_url, path, folder, "--port", str(port)) == (
+            f"127.0.0.1:{port} is taken: stop what listens there, or change the node's port in the topology"
+        )
+
+
+def failed_start(redis_url: str, path: Path, folder: str, *more: str) -> str:
+    """The last line of a proxy that does not start. Its output ends with the last process that has it open."""
+    process = subprocess.Popen(
+        command("--node", "node0", "--topology", path, *(more or ("--port", "0"))),
+        env=environment(redis_url, POLARQ_TOKEN="t0k", TMPDIR=folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 2
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert "Traceback" not in said
+    return said.strip().splitlines()[-1]
 
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
