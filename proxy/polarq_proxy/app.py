@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import StreamReader, web
+from aiohttp import HttpVersion11, StreamReader, web
 from redis.asyncio import Redis
 
 import polarq
@@ -58,6 +58,7 @@ log = logging.getLogger("polarq.proxy")
 LARGE_BODY = 1 << 20
 MAX_PARTS = 500_000
 """Objects and lists in one request's JSON."""
+MAX_ROUTES = 256
 _VERSIONS = frozenset({"v1", "v1beta", "v1alpha"})
 
 
@@ -114,6 +115,8 @@ class Proxy:
         """The other processes of this proxy; None: it is the only one."""
         self.counters = Counters()
         self.dialects = installed_dialects()
+        self._routes: dict[tuple[str, str], tuple[Dialect, Route, re.Match[str]]] = {}
+        """What paths were found to be; the same few come again and again."""
         self.fleet = Fleet.of(node, env or {})
         self.pool = Pool(node, env or {})
         completions = CompletionLog(redis, keys, keep_s)
@@ -132,11 +135,9 @@ class Proxy:
             max_event_bytes=max_event_bytes,
         )
 
-    def app(self) -> web.Application:
-        """Its body limits are this module's own; serve it with `SERVER_OPTIONS`."""
-        app = web.Application()
-        app.router.add_route("*", "/{path:(?s:.*)}", self._handle)
-        return app
+    def server(self) -> web.Server:
+        """Made for `web.ServerRunner`. Its body limits are this module's own."""
+        return web.Server(self._handle, **SERVER_OPTIONS)
 
     async def start(self) -> None:
         await self.fleet.start()
@@ -175,7 +176,7 @@ class Proxy:
     def _of(self) -> dict[str, int]:
         return {} if self.peers is None else {"process": self.peers.index, "processes": self.peers.processes}
 
-    def _health_for(self, request: web.Request) -> dict[str, Any]:
+    def _health_for(self, request: web.BaseRequest) -> dict[str, Any]:
         """All of it for whoever shows the node's token. Sandboxes reach this route too: where there is a token, they
         read only that the proxy is up."""
         health = self.health()
@@ -206,7 +207,7 @@ class Proxy:
             waiting=self.gate.waiting,
         )
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         spoken(request)
         if request.method == "HEAD":
             return web.Response()
@@ -218,6 +219,8 @@ class Proxy:
         native = NativeRequest(place.tail, request.query, request.headers, b"", place.version)
         dialect, route, match = self._routed(request.method, native)
         try:
+            if "Expect" in request.headers:
+                await _told_to_send(request)
             if self.peers is not None and (owner := self.peers.owner(place.grant or _key(request))) is not None:
                 return await self.peers.passed_on(request, owner)
             if "websocket" in request.headers.get("Upgrade", "").lower():
@@ -242,10 +245,16 @@ class Proxy:
             return _response(dialect.fault(_internal()))
 
     def _routed(self, method: str, native: NativeRequest) -> tuple[Dialect, Route | None, re.Match[str] | None]:
+        known = self._routes.get((method, native.path))
+        if known is not None:
+            return known
         for dialect in self.dialects:
             for route in dialect.routes:
                 match = route.match(method, native.path)
                 if match is not None:
+                    if len(self._routes) >= MAX_ROUTES:
+                        self._routes.clear()
+                    self._routes[method, native.path] = dialect, route, match
                     return dialect, route, match
         claiming = (dialect for dialect in self.dialects if dialect.claims(native))
         return next(claiming, self.dialects[-1]), None, None
@@ -262,7 +271,7 @@ class Proxy:
         name = match["model"]
         return dialect.model(ServedModel(name, served.get(name) or next(iter(served.values()), None)))
 
-    async def _counted(self, request: web.Request, place: Place, dialect: Dialect, match: re.Match[str]) -> Reply:
+    async def _counted(self, request: web.BaseRequest, place: Place, dialect: Dialect, match: re.Match[str]) -> Reply:
         # Who has no session has no body read for it.
         session = await self.sessions.find(place.grant or _key(request))
         body = await self._body(request)
@@ -270,7 +279,7 @@ class Proxy:
         return dialect.counted(call, len(await self.relay.rendered(session, call)))
 
     async def _generate(
-        self, request: web.Request, place: Place, dialect: Dialect, match: re.Match[str]
+        self, request: web.BaseRequest, place: Place, dialect: Dialect, match: re.Match[str]
     ) -> web.StreamResponse:
         # Who has no session has no body read for it.
         session = await self.sessions.find(place.grant or _key(request))
@@ -375,7 +384,7 @@ class Proxy:
 
     async def _answered(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         dialect: Dialect,
         call: ModelCall,
         flight: Flight | None,
@@ -406,7 +415,7 @@ class Proxy:
 
     async def _stream(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         dialect: Dialect,
         call: ModelCall,
         flight: Flight | None,
@@ -432,7 +441,7 @@ class Proxy:
                 await fail(_internal(), writer, down)
         return down.response
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: web.BaseRequest) -> bytes:
         body = await self._whole_body(request)
         if len(body) > LARGE_BODY and body.count(b"{") + body.count(b"[") > MAX_PARTS:
             # A few megabytes of empty objects would take every other session's time and gigabytes of memory.
@@ -440,13 +449,19 @@ class Proxy:
             raise CallFault(FaultKind.TOO_LARGE, text)
         return body
 
-    async def _whole_body(self, request: web.Request) -> bytes:
+    async def _whole_body(self, request: web.BaseRequest) -> bytes:
         limit = self.node.proxy.max_body_bytes
         if request.content_length is not None and request.content_length > limit:
             raise CallFault(FaultKind.TOO_LARGE, f"the request body is larger than {limit} bytes")
+        encoding = request.headers.get("Content-Encoding", "")
         try:
+            if not encoding and request.content.is_eof():
+                body = request.content.read_nowait()  # most bodies are whole by now
+                if len(body) > limit:
+                    raise BodyTooLarge(f"the body is larger than {limit} bytes")
+                return body
             chunks = _in_time(request.content, self.node.proxy.body_idle_s)
-            return await read_body(chunks, request.headers.get("Content-Encoding", ""), limit)
+            return await read_body(chunks, encoding, limit)
         except TimeoutError:
             text = f"the request's body stopped coming for {self.node.proxy.body_idle_s:g} s"
             raise CallFault(FaultKind.TOO_SLOW, text) from None
@@ -482,7 +497,16 @@ SERVER_OPTIONS: dict[str, Any] = {
     "max_field_size": 64 * 1024,
     "read_bufsize": 1 << 18,
 }
-"""Keywords of `web.AppRunner`: no paths in logs, a harness that leaves frees the engine, bodies are unpacked here."""
+"""Keywords of `web.Server`: no paths in logs, a harness that leaves frees the engine, bodies are unpacked here."""
+
+
+async def _told_to_send(request: web.BaseRequest) -> None:
+    """A client that asks before it sends its body is told to. Raises `CallFault`."""
+    if request.headers["Expect"].lower() != "100-continue":
+        raise CallFault(FaultKind.BAD_REQUEST, "of the header Expect only '100-continue' is understood", status=417)
+    if request.version >= HttpVersion11:
+        assert request.transport is not None
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 async def _in_time(content: StreamReader, idle_s: float) -> AsyncIterator[bytes]:
@@ -509,7 +533,7 @@ def _internal() -> CallFault:
     return CallFault(FaultKind.INTERNAL, "polarq's proxy failed; its log says why")
 
 
-def _key(request: web.Request) -> str | None:
+def _key(request: web.BaseRequest) -> str | None:
     return session_in_keys(request.headers, request.query)
 
 

@@ -92,7 +92,7 @@ def _somebody_listens(path: Path) -> bool:
 class Doors:
     """Takes connections for an application that is set up, and hangs up on those that say nothing."""
 
-    def __init__(self, runner: web.AppRunner, silent_s: float = SILENT_S) -> None:
+    def __init__(self, runner: web.BaseRunner, silent_s: float = SILENT_S) -> None:
         self._runner = runner
         self._silent_s = silent_s
         self._servers: list[asyncio.AbstractServer] = []
@@ -128,7 +128,7 @@ _SILENT: dict[RequestHandler, asyncio.TimerHandle] = {}
 """Connections that have said nothing yet, each with what will end it."""
 
 
-def spoken(request: web.Request) -> None:
+def spoken(request: web.BaseRequest) -> None:
     """Its connection has brought the head of a request."""
     timer = _SILENT.pop(request.protocol, None)
     if timer is not None:

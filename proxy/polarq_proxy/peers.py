@@ -39,7 +39,7 @@ class Peers:
         owner = owner_of(session, self.processes)
         return None if not session or owner == self.index else owner
 
-    async def passed_on(self, request: web.Request, owner: int) -> web.StreamResponse:
+    async def passed_on(self, request: web.BaseRequest, owner: int) -> web.StreamResponse:
         """What the owner answers. A harness that leaves takes the call at the owner with it."""
         client = self._clients.get(owner)
         if client is None:

@@ -30,7 +30,7 @@ from polarq.ledger.keys import Keys
 from polarq.settings import Settings
 from polarq.topology import Node, load_topology, redis_url
 from polarq_proxy.admin import admin_app
-from polarq_proxy.app import SERVER_OPTIONS, Proxy
+from polarq_proxy.app import Proxy
 from polarq_proxy.front import READY, Front
 from polarq_proxy.listening import ANYWHERE, CannotListen, Doors, bound_host, tcp_sockets, unix_socket
 from polarq_proxy.peers import Peers
@@ -95,7 +95,7 @@ def connect(url: str) -> Redis:
 
 async def _run(proxy: Proxy, node: Node, options: ServeOptions, stop: asyncio.Event, token: str | None) -> None:
     """One process that serves: at its own sockets, or what the front hands to it."""
-    runner = web.AppRunner(proxy.app(), shutdown_timeout=DRAIN_S, **SERVER_OPTIONS)
+    runner = web.ServerRunner(proxy.server(), shutdown_timeout=DRAIN_S)
     await runner.setup()
     doors = Doors(runner)
     admin: web.AppRunner | None = None

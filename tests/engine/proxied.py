@@ -17,7 +17,7 @@ from polarq.ledger.keys import Keys
 from polarq.store.completions import read_completions
 from polarq.store.grants import GrantSpec, open_grant
 from polarq.topology import InferenceEndpoint, Node
-from polarq_proxy.app import SERVER_OPTIONS, Proxy
+from polarq_proxy.app import Proxy
 
 from .chat import Answer, ask
 from .server import EngineName, Server
@@ -89,7 +89,7 @@ async def proxy_on(engine: Server, redis: Redis, keys: Keys, **settings: Any) ->
         inference = InferenceEndpoint(engine=engine.engine, base_url=tap.base_url, model=engine.model)
         node = Node(id="node0", host="127.0.0.1", inference=inference, proxy=settings)
         proxy = Proxy(node, redis, keys)
-        runner = web.AppRunner(proxy.app(), shutdown_timeout=5.0, **SERVER_OPTIONS)
+        runner = web.ServerRunner(proxy.server(), shutdown_timeout=5.0)
         await runner.setup()
         try:
             await proxy.start()

@@ -22,7 +22,7 @@ from polarq.testing.inference import SampledCall
 from polarq.testing.inference.engine import Engine
 from polarq.topology import InferenceEndpoint, Node
 from polarq.topology.models import ProxySection
-from polarq_proxy.app import SERVER_OPTIONS, Proxy
+from polarq_proxy.app import Proxy
 
 from .novelty import SESSION, Novel, novel_engine
 from .rig import until
@@ -89,7 +89,7 @@ class World:
             inference=[InferenceEndpoint(base_url=url, engine="vllm")],
             proxy=ProxySection(retry_grace_s=grace_s, stream_upstream=up),
         )
-        self._runner: web.AppRunner | None = None
+        self._runner: web.ServerRunner | None = None
         self.http: aiohttp.ClientSession
         self.proxy: Proxy
 
@@ -99,7 +99,7 @@ class World:
         if not self.secret:
             self.secret = await open_grant(self.redis, self.keys, self.spec, ttl_s=3600)
         self.proxy = Proxy(self._node, self.redis, self.keys)
-        self._runner = web.AppRunner(self.proxy.app(), shutdown_timeout=0.02, **SERVER_OPTIONS)
+        self._runner = web.ServerRunner(self.proxy.server(), shutdown_timeout=0.02)
         await self._runner.setup()
         await self.proxy.start()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()

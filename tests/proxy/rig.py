@@ -19,7 +19,7 @@ from polarq.store.completions import read_completions
 from polarq.store.grants import GrantSpec, digest_of, open_grant
 from polarq.topology import InferenceEndpoint, Node
 from polarq.topology.models import PoolModel, ProxySection
-from polarq_proxy.app import SERVER_OPTIONS, Proxy
+from polarq_proxy.app import Proxy
 from polarq_proxy.relay import MAX_EVENT_BYTES
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
@@ -141,7 +141,7 @@ async def running(
         model_pool=[PoolModel.model_validate(entry) for entry in model_pool or []],
     )
     proxy = Proxy(node, redis, keys, env=env, max_event_bytes=event_limit or MAX_EVENT_BYTES)
-    runner = web.AppRunner(proxy.app(), shutdown_timeout=1.0, **SERVER_OPTIONS)
+    runner = web.ServerRunner(proxy.server(), shutdown_timeout=1.0)
     await runner.setup()
     await proxy.start()
     try:

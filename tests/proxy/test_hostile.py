@@ -14,7 +14,6 @@ from redis.asyncio import Redis
 
 from polarq.ledger.keys import Keys
 from polarq.testing.inference import Scenario, ScriptedInference
-from polarq_proxy.app import SERVER_OPTIONS
 from polarq_proxy.listening import Doors, tcp_sockets
 
 from .rig import HELLO, Rig, running
@@ -25,7 +24,7 @@ BODY = json.dumps({"model": "m", "messages": HELLO}).encode()
 @asynccontextmanager
 async def doors(rig: Rig, silent_s: float) -> AsyncIterator[tuple[str, int]]:
     """The same proxy at a socket of its own, with that little patience."""
-    runner = web.AppRunner(rig.proxy.app(), shutdown_timeout=1.0, **SERVER_OPTIONS)
+    runner = web.ServerRunner(rig.proxy.server(), shutdown_timeout=1.0)
     await runner.setup()
     opened = Doors(runner, silent_s)
     [listening] = tcp_sockets("127.0.0.1", 0, host_from="the test", port_from="the test")
