@@ -21,7 +21,7 @@ class Downstream:
 
     def __init__(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         headers: dict[str, str],
         keepalive_s: float,
         comment: Callable[[], bytes],
@@ -37,9 +37,13 @@ class Downstream:
             }
         )
         self._keepalive_s = keepalive_s
-        self._last = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
         self._sending = asyncio.Lock()
-        self._waiting: asyncio.Task[None] | None = None
+        self._plain: asyncio.Transport | None = None
+        """Where chunks go straight to once the head is out; None: aiohttp has to write them."""
+        self._waiting: asyncio.TimerHandle | None = None
+        self._commenting: asyncio.Task[None] | None = None
         self._comment = comment
 
     @property
@@ -60,12 +64,20 @@ class Downstream:
         """Raises `HungUp`."""
         if not events:
             return
-        self._last = asyncio.get_running_loop().time()
+        self._last = self._loop.time()
+        plain = self._plain
+        if plain is not None and not plain.get_write_buffer_size() and not self._sending.locked():
+            if plain.is_closing():
+                raise HungUp
+            plain.write(b"%x\r\n%b\r\n" % (len(events), events))
+            return
         try:
             async with self._sending:
                 if not self._response.prepared:
                     await self._response.prepare(self._request)
                 await self._response.write(events)
+                if self._plain is None and self._response.headers.get("Transfer-Encoding") == "chunked":
+                    self._plain = self._request.transport
         except ConnectionError as exc:
             raise HungUp from exc
 
@@ -78,7 +90,7 @@ class Downstream:
         return True
 
     async def __aenter__(self) -> Self:
-        self._waiting = asyncio.create_task(self._keep_alive())
+        self._waiting = self._loop.call_later(self._keepalive_s, self._look)
         return self
 
     async def __aexit__(
@@ -90,14 +102,21 @@ class Downstream:
         """No more comments: whether something was sent no longer changes by itself."""
         if self._waiting is not None:
             self._waiting.cancel()
-            await asyncio.wait({self._waiting})
+            self._waiting = None
+        if self._commenting is not None:
+            self._commenting.cancel()
+            await asyncio.wait({self._commenting})
+
+    def _look(self) -> None:
+        """Comments if it is time to; looks again when it may be."""
+        rest = self._last + self._keepalive_s - self._loop.time()
+        if rest > 0:
+            self._waiting = self._loop.call_later(rest, self._look)
+            return
+        self._waiting = None
+        self._commenting = asyncio.create_task(self._keep_alive())
 
     async def _keep_alive(self) -> None:
-        loop = asyncio.get_running_loop()
         with suppress(HungUp):
-            while True:
-                rest = self._last + self._keepalive_s - loop.time()
-                if rest <= 0:
-                    await self.send(self._comment())
-                else:
-                    await asyncio.sleep(rest)
+            await self.send(self._comment())
+            self._waiting = self._loop.call_later(self._keepalive_s, self._look)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import Iterable
 from enum import Enum, auto
 from functools import lru_cache
 
 from multidict import CIMultiDict
+
+from polarq_proxy.pacing import Pace
 
 CONNECT_TIMEOUT_S = 10.0
 MAX_HEAD_BYTES = 64 * 1024
@@ -67,6 +70,10 @@ class Connection(asyncio.Protocol):
         self._silent = True
         self._lost: ConnectionError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self.rests_until = 0.0
+        self._pace: Pace | None = None
+        """While it rests: who wakes it."""
+        self._woken_later = False
 
     @property
     def ended(self) -> bool:
@@ -108,10 +115,24 @@ class Connection(asyncio.Protocol):
         data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
         self._unread = 0
+        self._pace = None
         if self._paused and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
         return data
+
+    def rest(self, pace: Pace) -> None:
+        """From now on for a while, what comes of the body is collected before its reader hears of it. The body's end,
+        and what goes wrong, are told at once."""
+        rest_s = pace.rest_s
+        if rest_s:
+            self._pace = pace
+            self.rests_until = time.monotonic() + rest_s
+
+    def wake(self) -> None:
+        """Its rest is over."""
+        self._woken_later = False
+        self._tell()
 
     async def _news(self) -> None:
         if self._lost is not None:
@@ -154,7 +175,14 @@ class Connection(asyncio.Protocol):
         if self._unread > _MAX_UNREAD and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
+        if self._pace is not None and self._may_rest():
+            self._woken_later = self._woken_later or self._pace.wake_later(self)
+            if self._woken_later:
+                return
         self._tell()
+
+    def _may_rest(self) -> bool:
+        return self._expects is not _Expects.NOTHING and self._lost is None and not self._paused
 
     def _take(self, data: bytes) -> None:
         if self._rest:

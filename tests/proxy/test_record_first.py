@@ -36,7 +36,7 @@ async def test_the_end_of_an_answer_waits_for_the_record(keys: Keys, stream: boo
             if stream:
                 answered = await answering
                 seen = b""
-                while b'"ree"' not in seen:  # the last of its tokens
+                while b'ree"' not in seen:  # the last of its tokens, alone or with others
                     assert not answered.content.at_eof()
                     seen += await answered.content.readuntil(b"\n\n")
                 with pytest.raises(TimeoutError):
