@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -13,6 +13,7 @@ from aiohttp import web
 
 from polarq.testing.inference import faults
 from polarq.testing.inference.faults import Fault
+from polarq.testing.inference.generation import Generation
 from polarq.testing.inference.wire import Json, dumps, error_body
 
 _BAD_VALUES = {"NaN": math.nan, "-Infinity": -math.inf, "null": None, "-9999.0": -9999.0}
@@ -181,6 +182,13 @@ class Answer:
         self._shape = shape
         self._left = fault.byte if isinstance(fault, faults.CutAtByte) else None
         self.response = web.StreamResponse()
+
+    async def sampled(self, generations: Iterable[Generation]) -> None:
+        """Samples choices to their ends, one after the other."""
+        for generation in generations:
+            while await generation.advance():
+                if isinstance(self._fault, faults.Hang) and generation.count >= (self._fault.after_tokens or 0):
+                    await hang()
 
     async def unary(self, payload: Json | None) -> web.StreamResponse:
         if isinstance(self._fault, faults.CloseAfterSampling):

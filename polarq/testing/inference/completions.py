@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from polarq.testing.inference import wire
-from polarq.testing.inference.acting import Answer, ApiError, Spoiler, before_sampling, hang
+from polarq.testing.inference.acting import Answer, ApiError, Spoiler, before_sampling
 from polarq.testing.inference.engine import ENGINE, Asker, Engine
-from polarq.testing.inference.faults import Fault, Hang
 from polarq.testing.inference.generation import Generation
 from polarq.testing.inference.reading import read_body
 from polarq.testing.inference.requests import CompletionRequest
@@ -34,7 +33,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     fault = engine.selector.fault(selected[0][0])
     if (refusal := await before_sampling(request, fault, streamed=body.stream)) is not None:
         return refusal
-    work = _Work(body, sum(map(len, prompts)), fault, Answer(request, fault), Spoiler(fault), [])
+    work = _Work(body, sum(map(len, prompts)), Answer(request, fault), Spoiler(fault), [])
     generations: list[Generation] = []
     with engine.answering(generations):
         for ids, limit, turns in zip(prompts, limits, selected, strict=True):
@@ -73,7 +72,6 @@ class _Work:
 
     body: CompletionRequest
     prompt_tokens: int
-    fault: Fault | None
     answer: Answer
     spoil: Spoiler
     choices: list[_Choice]
@@ -83,10 +81,7 @@ class _Work:
         return sum(choice.generation.count for choice in self.choices)
 
     async def unary(self) -> web.StreamResponse:
-        for choice in self.choices:
-            while await choice.generation.advance():
-                if isinstance(self.fault, Hang) and choice.generation.count >= (self.fault.after_tokens or 0):
-                    await hang()
+        await self.answer.sampled(choice.generation for choice in self.choices)
         shown = [wire.completion_choice(choice.reply, choice.generation, choice.index) for choice in self.choices]
         usage = wire.completion_usage(self.prompt_tokens, self.sampled, streamed=False)
         return await self.answer.unary(self.spoil(wire.completion(self.choices[0].reply, shown, usage)))

@@ -12,9 +12,9 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from polarq.testing.inference import wire
-from polarq.testing.inference.acting import Answer, ApiError, before_sampling, hang
+from polarq.testing.inference.acting import Answer, ApiError, before_sampling
 from polarq.testing.inference.engine import ENGINE, Engine
-from polarq.testing.inference.faults import Abort, Fault, Hang
+from polarq.testing.inference.faults import Abort, Fault
 from polarq.testing.inference.generation import Generation
 from polarq.testing.inference.parsing import parse
 from polarq.testing.inference.reading import read_body
@@ -147,7 +147,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
             if begun:
                 text = turn.text(thinking=thinking)
                 generation.sample = _rest_of(engine, opened, begun, text, limits, fault) or generation.sample
-        work = _Work(engine, body, reply, fault, Answer(request, fault))
+        work = _Work(engine, body, reply, Answer(request, fault))
         return await (work.streamed(generations) if body.stream else work.unary(generations))
 
 
@@ -194,14 +194,10 @@ class _Work:
     engine: Engine
     body: GenerateRequest
     reply: Reply
-    fault: Fault | None
     answer: Answer
 
     async def unary(self, generations: Sequence[Generation]) -> web.StreamResponse:
-        for generation in generations:
-            while await generation.advance():
-                if isinstance(self.fault, Hang) and generation.count >= (self.fault.after_tokens or 0):
-                    await hang()
+        await self.answer.sampled(generations)
         choices = [self._choice(generation, range(generation.count), ended=True) for generation in generations]
         return await self.answer.unary(self._head(choices, first=True) | {"usage": self._usage(generations)})
 

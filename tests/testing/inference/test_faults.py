@@ -110,11 +110,23 @@ async def test_a_stream_that_hangs_has_sent_its_first_tokens_and_is_aborted_by_t
     assert (len(call.sampled_ids), call.aborted, call.delivered) == (3, True, False)
 
 
-async def test_a_unary_answer_hangs_after_its_first_tokens(serve: Serve) -> None:
-    client = await faulty(serve, Hang(kind="hang", after_tokens=2))
-
-    with pytest.raises(httpx.ReadTimeout):
-        await client.http.post("/v1/chat/completions", json=BODY, timeout=0.2)
+@pytest.mark.parametrize(
+    ("engine", "path", "body"),
+    [
+        ("vllm", "/v1/chat/completions", BODY),
+        ("vllm", "/v1/completions", {"model": "tiny", "prompt": "hi", "max_tokens": 99}),
+        ("sglang", "/v1/chat/completions", BODY),
+        ("sglang", "/v1/completions", {"model": "tiny", "prompt": "hi", "max_tokens": 99}),
+        ("sglang", "/generate", {"text": "hi"}),
+    ],
+)
+async def test_a_unary_answer_hangs_after_its_first_tokens(
+    serve: Serve, engine: str, path: str, body: dict[str, Any]
+) -> None:
+    client = await faulty(serve, Hang(kind="hang", after_tokens=2), engine=engine)
+    request = asyncio.create_task(client.post(path, body))
+    await client.ledger.wait_until(lambda calls: len(calls) == 1 and len(calls[0].sampled_ids) == 2)
+    request.cancel()
 
     await client.ledger.wait_until(lambda calls: calls[0].aborted)
     assert len(client.ledger[0].sampled_ids) == 2

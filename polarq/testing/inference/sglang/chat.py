@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from polarq.testing.inference.acting import Answer, Spoiler, before_sampling, hang
+from polarq.testing.inference.acting import Answer, Spoiler, before_sampling
 from polarq.testing.inference.engine import ENGINE, Engine
-from polarq.testing.inference.faults import Fault, Hang
 from polarq.testing.inference.generation import Generation
 from polarq.testing.inference.parsing import Delta, Message, MessageParser, parse, thinking_pieces
 from polarq.testing.inference.reading import read_body
@@ -47,7 +46,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
                 engine.start(asker, said, prompt_ids, limits, choice=choice, thinking=body.thinking, fault=fault)
             )
         answer = Answer(request, fault, wire.stream_error)
-        conversation = _Conversation(engine, body, known, reply, fault, answer, Spoiler(fault))
+        conversation = _Conversation(engine, body, known, reply, answer, Spoiler(fault))
         return await (conversation.streamed(generations) if body.stream else conversation.unary(generations))
 
 
@@ -65,15 +64,11 @@ class _Conversation:
     body: SglangChatRequest
     known: Known
     reply: Reply
-    fault: Fault | None
     answer: Answer
     spoil: Spoiler
 
     async def unary(self, generations: Sequence[Generation]) -> web.StreamResponse:
-        for generation in generations:
-            while await generation.advance():
-                if isinstance(self.fault, Hang) and generation.count >= (self.fault.after_tokens or 0):
-                    await hang()
+        await self.answer.sampled(generations)
         payload: Json = {
             **self.reply.head("chat.completion"),
             "choices": [self._choice(generation) for generation in generations],

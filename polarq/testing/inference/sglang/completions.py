@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from polarq.testing.inference.acting import Answer, ApiError, Spoiler, before_sampling, hang
+from polarq.testing.inference.acting import Answer, ApiError, Spoiler, before_sampling
 from polarq.testing.inference.completions import DEFAULT_MAX_TOKENS
 from polarq.testing.inference.engine import ENGINE, Engine
-from polarq.testing.inference.faults import Fault, Hang
 from polarq.testing.inference.generation import Generation
 from polarq.testing.inference.reading import read_body
 from polarq.testing.inference.sglang import wire
@@ -48,7 +47,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     with engine.answering(generations):
         for choice, turn in enumerate(selected):
             generations.append(engine.start(asker, turn, prompt_ids, limits, choice=choice, fault=fault))
-        work = _Work(engine, body, reply, fault, Answer(request, fault, wire.stream_error), Spoiler(fault))
+        work = _Work(engine, body, reply, Answer(request, fault, wire.stream_error), Spoiler(fault))
         return await (work.streamed(generations) if body.stream else work.unary(generations))
 
 
@@ -59,15 +58,11 @@ class _Work:
     engine: Engine
     body: SglangCompletionRequest
     reply: Reply
-    fault: Fault | None
     answer: Answer
     spoil: Spoiler
 
     async def unary(self, generations: Sequence[Generation]) -> web.StreamResponse:
-        for generation in generations:
-            while await generation.advance():
-                if isinstance(self.fault, Hang) and generation.count >= (self.fault.after_tokens or 0):
-                    await hang()
+        await self.answer.sampled(generations)
         payload = {
             **self.reply.head("text_completion"),
             "choices": [self._choice(generation, range(generation.count)) for generation in generations],

@@ -45,8 +45,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         generations.append(generation)
         answer = Answer(request, fault, wire.stream_error)
         if not body.stream:
-            while await generation.advance():
-                pass
+            await answer.sampled(generations)
             return await answer.unary(_said(engine, body, reply, generation, 0))
         await answer.open_stream()
         while generation.call.finish_reason is None:
