@@ -41,7 +41,7 @@ from polarq_proxy.flight import Flight, too_deep
 from polarq_proxy.gather import pieces_of
 from polarq_proxy.grants import Session, Sessions
 from polarq_proxy.jsons import encode
-from polarq_proxy.listening import spoken
+from polarq_proxy.listening import guarded
 from polarq_proxy.metrics import Metrics
 from polarq_proxy.pausing import Gate, PauseWatch
 from polarq_proxy.peers import Peers
@@ -137,7 +137,7 @@ class Proxy:
 
     def server(self) -> web.Server:
         """Made for `web.ServerRunner`. Its body limits are this module's own."""
-        return web.Server(self._handle, **SERVER_OPTIONS)
+        return web.Server(guarded(self._handle), **SERVER_OPTIONS)
 
     async def start(self) -> None:
         await self.fleet.start()
@@ -208,7 +208,6 @@ class Proxy:
         )
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        spoken(request)
         if request.method == "HEAD":
             return web.Response()
         place = placed(request.path, request.query)

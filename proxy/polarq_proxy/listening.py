@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.web_protocol import RequestHandler
 
 from polarq.errors import PolarqError
@@ -16,8 +17,13 @@ from polarq.topology import Node
 
 BACKLOG = 4096
 SILENT_S = 20.0
-"""How long a new connection may take until the head of its first request has come."""
+"""How long the head of a request may take to come: the first from when the connection is there, later ones from their
+first byte."""
+_HEAD_END = b"\r\n\r\n"
 ANYWHERE = frozenset({"0.0.0.0", "::", ""})
+
+
+Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class CannotListen(PolarqError):
@@ -116,26 +122,95 @@ class Doors:
         for server in self._servers:
             server.close()
 
-    def _protocol(self) -> RequestHandler:
+    def _protocol(self) -> asyncio.Protocol:
         server = self._runner.server
         assert server is not None
-        protocol = server()
-        _SILENT[protocol] = asyncio.get_running_loop().call_later(self._silent_s, _hang_up, protocol)
-        return protocol
+        return _Connection(server(), self._silent_s)
 
 
-_SILENT: dict[RequestHandler, asyncio.TimerHandle] = {}
-"""Connections that have said nothing yet, each with what will end it."""
+class _Connection(asyncio.Protocol):
+    """Stands between a connection and aiohttp's side of it, and hangs up when a head that began does not end.
+
+    aiohttp has no such limit, and does not tell when a head begins. What comes while no request is under way belongs to
+    one, unless it is the rest of a body that nobody wanted.
+    """
+
+    __slots__ = ("_body", "_handler", "_silent_s", "_timer", "_transport", "_under_way")
+
+    def __init__(self, handler: RequestHandler, silent_s: float) -> None:
+        self._handler = handler
+        self._silent_s = silent_s
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._under_way = False
+        self._body: StreamReader | None = None
+        """Of the last request, until all of it has come."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._wait_for_head()
+        self._handler.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        # Nearly every head comes in one piece, and needs no timer.
+        if self._timer is None and not self._under_way and _HEAD_END not in data and self._is_no_body():
+            self._wait_for_head()
+        self._handler.data_received(data)
+
+    def eof_received(self) -> None:
+        self._handler.eof_received()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._stop_waiting()
+        self._handler.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._handler.resume_writing()
+
+    def begins(self, body: StreamReader) -> None:
+        """A head has come whole."""
+        self._stop_waiting()
+        self._under_way, self._body = True, body
+
+    def ends(self) -> None:
+        """Its request is answered."""
+        self._under_way = False
+        self._is_no_body()
+
+    def _is_no_body(self) -> bool:
+        if self._body is not None and self._body.is_eof():
+            self._body = None
+        return self._body is None
+
+    def _wait_for_head(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._silent_s, self._hang_up)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _hang_up(self) -> None:
+        self._timer = None
+        if self._transport is not None:
+            self._transport.abort()
 
 
-def spoken(request: web.BaseRequest) -> None:
-    """Its connection has brought the head of a request."""
-    timer = _SILENT.pop(request.protocol, None)
-    if timer is not None:
-        timer.cancel()
+def guarded(handle: Handle) -> Handle:
+    """Tells a connection of `Doors` when its requests begin and end."""
 
+    async def handled(request: web.BaseRequest) -> web.StreamResponse:
+        connection = request.transport.get_protocol() if request.transport is not None else None
+        if not isinstance(connection, _Connection):
+            return await handle(request)
+        connection.begins(request.content)
+        try:
+            return await handle(request)
+        finally:
+            connection.ends()
 
-def _hang_up(protocol: RequestHandler) -> None:
-    _SILENT.pop(protocol, None)
-    if protocol.transport is not None:
-        protocol.transport.abort()
+    return handled

@@ -98,6 +98,74 @@ async def test_a_connection_that_has_spoken_stays_open(redis_client: Redis, keys
         writer.close()
 
 
+async def one_answer(reader: asyncio.StreamReader) -> bytes:
+    """Its body; the connection goes on."""
+    got = await reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: *(\d+)", got)
+    assert length is not None
+    return await reader.readexactly(int(length[1]))
+
+
+@pytest.mark.parametrize("first", [b"P", b"POST /v1/chat", b"POST / HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+async def test_a_later_request_whose_head_does_not_come_whole_is_given_up_as_well(
+    redis_client: Redis, keys: Keys, first: bytes
+) -> None:
+    async with (
+        ScriptedInference(scenario=Scenario.of("hi")) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+        doors(rig, 0.5) as address,
+    ):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(head(f"/s/{rig.secret}/v1/chat/completions", f"Content-Length: {len(BODY)}") + BODY)
+        assert b'"hi"' in await one_answer(reader)
+        writer.write(first)
+        async with asyncio.timeout(20):
+            assert await ended(reader)
+        writer.close()
+
+
+async def test_a_later_request_may_come_in_pieces(redis_client: Redis, keys: Keys) -> None:
+    async with (
+        ScriptedInference(scenario=Scenario.of("hi")) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+        doors(rig, 60) as address,
+    ):
+        reader, writer = await asyncio.open_connection(*address)
+        whole = head(f"/s/{rig.secret}/v1/chat/completions", f"Content-Length: {len(BODY)}") + BODY
+        for pieces in ([whole], [whole[:-60], whole[-60:]], [whole[:5], whole[5:40], whole[40:]], [whole]):
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                assert b"200" in await health(address)  # so that the piece was read by itself
+            assert b'"hi"' in await one_answer(reader)
+        writer.close()
+
+
+async def health(address: tuple[str, int]) -> bytes:
+    return await answered(address, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+
+
+async def test_the_rest_of_a_body_that_nobody_wanted_is_no_head(redis_client: Redis, keys: Keys) -> None:
+    """The answer came before the body, and its connection stays open for the next request."""
+    async with (
+        ScriptedInference(scenario=Scenario.of("hi")) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+        doors(rig, 1.0) as address,
+    ):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(head("/nowhere", f"Content-Length: {len(BODY)}") + BODY[:10])
+        assert b"is not a route" in await one_answer(reader)
+        writer.write(BODY[10:])
+        await writer.drain()
+        gone = asyncio.create_task(reader.read(1))
+        done, _ = await asyncio.wait({gone}, timeout=1.5)  # longer than a head may take
+        assert not done
+        writer.write(head(f"/s/{rig.secret}/v1/chat/completions", f"Content-Length: {len(BODY)}") + BODY)
+        assert await gone == b"H"
+        assert b'"hi"' in await one_answer(reader)
+        writer.close()
+
+
 async def test_a_body_that_does_not_come_is_given_up(redis_client: Redis, keys: Keys) -> None:
     async with (
         ScriptedInference(scenario=Scenario.of("hi")) as inference,
