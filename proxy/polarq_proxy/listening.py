@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 from aiohttp import StreamReader, web
 from aiohttp.web_protocol import RequestHandler
@@ -147,8 +148,7 @@ class _Connection(asyncio.Protocol):
         """Of the last request, until all of it has come."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
         self._wait_for_head()
         self._handler.connection_made(transport)
 
