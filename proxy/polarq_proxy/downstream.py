@@ -51,26 +51,26 @@ class Downstream:
         return self._response.prepared
 
     @property
-    def behind(self) -> bool:
-        """The harness has not taken all that was sent."""
-        transport = self._request.transport
-        return transport is not None and transport.get_write_buffer_size() > 0
-
-    @property
     def response(self) -> web.StreamResponse:
         return self._response
+
+    def send_now(self, events: bytes) -> bool:
+        """Without waiting. False: the head is not out yet, or the harness has not taken all that was sent. Raises
+        `HungUp`."""
+        plain = self._plain
+        if plain is None or plain.get_write_buffer_size() or self._sending.locked():
+            return False
+        if plain.is_closing():
+            raise HungUp
+        self._last = self._loop.time()
+        plain.write(b"%x\r\n%b\r\n" % (len(events), events))
+        return True
 
     async def send(self, events: bytes) -> None:
         """Raises `HungUp`."""
         if not events:
             return
         self._last = self._loop.time()
-        plain = self._plain
-        if plain is not None and not plain.get_write_buffer_size() and not self._sending.locked():
-            if plain.is_closing():
-                raise HungUp
-            plain.write(b"%x\r\n%b\r\n" % (len(events), events))
-            return
         try:
             async with self._sending:
                 if not self._response.prepared:

@@ -23,8 +23,6 @@ from polarq_proxy.repeats import Ended
 log = logging.getLogger("polarq.proxy")
 
 
-SMALL = 32 * 1024
-"""Bytes that a connection with nothing left to send takes at once."""
 MAX_BACKLOG = 64 * 1024 * 1024
 """Bytes that wait for a harness that does not read, before it counts as gone."""
 
@@ -43,13 +41,12 @@ class Listener:
         self._sender: asyncio.Task[None] | None = None
         self._gone = False
 
-    async def show(self, pieces: Sequence[Piece]) -> None:
+    def show(self, pieces: Sequence[Piece]) -> None:
         """Does not wait for the harness. Raises `HungUp`."""
         events = b"".join([self.writer.piece(piece) for piece in pieces])
         if self._gone:
             raise HungUp
-        if self._sender is None and len(events) <= SMALL and not self.down.behind:
-            await self.down.send(events)
+        if not events or (self._sender is None and self.down.send_now(events)):
             return
         self._backlog.append(events)
         self._size += len(events)
@@ -164,7 +161,7 @@ class Flight:
         """The recorded answer. Raises `CallFault`. Cancelling the wait does not cancel the flight."""
         return await asyncio.shield(self._outcome)
 
-    async def listen(self, listener: Listener) -> None:
+    def listen(self, listener: Listener) -> None:
         """From now on `listener` is shown what is sampled, and first what it missed. Raises `HungUp`."""
         if self.held:
             listener.whole = True
@@ -173,7 +170,7 @@ class Flight:
         self._listeners.append(listener)
         if missed is not None:
             self.shown = True
-            await listener.show([missed])
+            listener.show([missed])
 
     def begin_again(self) -> None:
         """What was sampled so far is given up; nobody has seen it."""
@@ -195,7 +192,7 @@ class Flight:
         if listener in self._listeners:
             self._listeners.remove(listener)
 
-    async def take(self, pieces: Sequence[Piece]) -> None:
+    def take(self, pieces: Sequence[Piece]) -> None:
         """What the engine said: gathered, and shown to all who listen up to the first finish reason."""
         shown = []
         for piece in pieces:
@@ -211,7 +208,7 @@ class Flight:
         self.shown = self.shown or bool(self._listeners)
         for listener in list(self._listeners):
             try:
-                await listener.show(shown)
+                listener.show(shown)
             except HungUp:
                 self.forget(listener)
 

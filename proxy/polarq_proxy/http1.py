@@ -10,7 +10,7 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from functools import lru_cache
 
@@ -74,6 +74,7 @@ class Connection(asyncio.Protocol):
         self._pace: Pace | None = None
         """While it rests: who wakes it."""
         self._woken_later = False
+        self._each: Callable[[bytes], bool] | None = None
 
     @property
     def ended(self) -> bool:
@@ -112,6 +113,25 @@ class Connection(asyncio.Protocol):
             if self._expects is _Expects.NOTHING:
                 return b""
             await self._news()
+        return self._collected()
+
+    async def each(self, take: Callable[[bytes], bool]) -> None:
+        """Gives what comes of the body to `take`, where it arrives, until the body's end or until `take` returns False.
+        Raises `ConnectionError`, and what `take` raises."""
+        self._each = take
+        try:
+            while self._each is not None:
+                if self._body:
+                    if not take(self._collected()):
+                        return
+                elif self._expects is _Expects.NOTHING:
+                    return
+                else:
+                    await self._news()
+        finally:
+            self._each = None
+
+    def _collected(self) -> bytes:
         data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
         self._unread = 0
@@ -144,8 +164,19 @@ class Connection(asyncio.Protocol):
             self._waiter = None
 
     def _tell(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self._each is not None and self._body:
+            try:
+                if not self._each(self._collected()):
+                    self._each = None
+                elif self._expects is not _Expects.NOTHING and self._lost is None:
+                    return
+            except Exception as exc:  # it is the reader's, who waits
+                waiter.set_exception(exc)
+                return
+        waiter.set_result(None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's own class is no subclass of asyncio's

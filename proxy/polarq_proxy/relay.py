@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from polarq_proxy import rules
-from polarq_proxy.call import Answer, ModelCall, Piece
+from polarq_proxy.call import Answer, ModelCall
 from polarq_proxy.continuing import Continuing
 from polarq_proxy.counters import Counters
 from polarq_proxy.dialects.base import StreamWriter
@@ -23,9 +23,8 @@ from polarq_proxy.jsons import encode
 from polarq_proxy.metrics import Times
 from polarq_proxy.pacing import Pace
 from polarq_proxy.pausing import Gate
+from polarq_proxy.reading import EngineStream
 from polarq_proxy.recorder import Capture, Recorder
-from polarq_proxy.sse import EventTooLarge, SseParser
-from polarq_proxy.upstream import UpstreamResponse
 
 MAX_EVENT_BYTES = 32 * 1024 * 1024
 """Longest single event of an engine's stream; prompt ids of 131,072 tokens take about one MiB."""
@@ -181,7 +180,7 @@ class Relay:
         """
         listener = Listener(writer, down)
         try:
-            await flight.listen(listener)
+            flight.listen(listener)
             try:
                 answer = await flight.answer()
             finally:
@@ -216,41 +215,13 @@ class Relay:
             if not streams and not response.is_stream:
                 return endpoint.engine.read(await response.read())
             # What came decides: there are servers that stream without being asked to.
-            async with aclosing(self._pieces(capture, response)) as stream:
-                with self._pace.one_more():
-                    async for pieces in stream:
-                        await flight.take(pieces)
-                        if flight.gatherer.done:
-                            break
-                        if flight.gatherer.began:
-                            response.rest(self._pace)
+            if response.is_stream:
+                await EngineStream(endpoint.engine, response, flight, self._pace, self._max_event_bytes).read()
+            else:  # either an error in the clothes of a 200, or an engine that does not stream
+                flight.take(pieces_of(endpoint.engine.read(await response.read())))
         if not flight.gatherer.finished:
             raise CallFault(FaultKind.ENGINE_FAULT, "the inference server ended its stream before the answer's end")
         return flight.gatherer.answer()
-
-    async def _pieces(self, capture: Capture, response: UpstreamResponse) -> AsyncGenerator[list[Piece], None]:
-        engine = _endpoint_of(capture).engine
-        if not response.is_stream:
-            # Either an error in the clothes of a 200, or an engine that does not stream.
-            yield pieces_of(engine.read(await response.read()))
-            return
-        parser = SseParser(self._max_event_bytes)
-        async for chunk in response.chunks():
-            try:
-                events = parser.feed(chunk)
-            except EventTooLarge as exc:
-                raise CallFault(FaultKind.ENGINE_FAULT, f"the inference server's stream is cut: {exc}") from exc
-            pieces: list[Piece] = []
-            broken: CallFault | None = None
-            try:
-                for piece in engine.read_events(events):
-                    pieces.append(piece)  # noqa: PERF402 - what came before a fault stays
-            except CallFault as fault:
-                broken = fault
-            if pieces:
-                yield pieces  # also what came before an error was sampled
-            if broken is not None:
-                raise broken
 
     async def _on_an_endpoint(self, flight: Flight) -> Answer:
         """From the session's endpoint; from another one while there is one that answers at all."""

@@ -12,8 +12,8 @@ import asyncio
 import base64
 import os
 import ssl
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -59,17 +59,30 @@ class UpstreamResponse:
                     raise BodyTooLarge(f"the body is larger than {LARGEST_ANSWER} bytes")
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def each(self, take: Callable[[bytes], bool]) -> None:
+        """Gives the body to `take` as it comes, until its end or until `take` says that no more is wanted. Raises
+        `CallFault`, and what `take` raises."""
+        if self._encoding:
+            async with aclosing(self.chunks()) as chunks:
+                async for chunk in chunks:
+                    if not take(chunk):
+                        break
+            return
+        size = 0
+
+        def bounded(piece: bytes) -> bool:
+            nonlocal size
+            size += len(piece)
+            if size > LARGEST_ANSWER:
+                raise BodyTooLarge(f"the body is larger than {LARGEST_ANSWER} bytes")
+            return take(piece)
+
+        with self._faults():
+            await self._connection.each(bounded)
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes. Raises `CallFault`."""
         with self._faults():
-            if not self._encoding:
-                size = 0
-                while piece := await self._connection.some():
-                    size += len(piece)
-                    if size > LARGEST_ANSWER:
-                        raise BodyTooLarge(f"the body is larger than {LARGEST_ANSWER} bytes")
-                    yield piece
-                return
             async for chunk in unpacked(self._pieces(), self._encoding, LARGEST_ANSWER):
                 yield chunk
 
