@@ -41,7 +41,7 @@ from polarq_proxy.flight import Flight, too_deep
 from polarq_proxy.gather import pieces_of
 from polarq_proxy.grants import Session, Sessions
 from polarq_proxy.jsons import encode
-from polarq_proxy.listening import guarded
+from polarq_proxy.listening import from_this_machine, guarded
 from polarq_proxy.metrics import Metrics
 from polarq_proxy.pausing import Gate, PauseWatch
 from polarq_proxy.peers import Peers
@@ -177,13 +177,13 @@ class Proxy:
         return {} if self.peers is None else {"process": self.peers.index, "processes": self.peers.processes}
 
     def _health_for(self, request: web.BaseRequest) -> dict[str, Any]:
-        """All of it for whoever shows the node's token. Sandboxes reach this route too: where there is a token, they
-        read only that the proxy is up."""
+        """All of it for whoever shows the node's token, or without one for this machine, where `doctor` and the worker
+        ask. Sandboxes reach this route too, and read that the proxy is up."""
         health = self.health()
-        if self._token is None:
+        if self._token is None and from_this_machine(request):
             return health
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+        if self._token is not None and hmac.compare_digest(given, f"Bearer {self._token}".encode()):
             return health
         return {key: health[key] for key in ("status", "node", "version")}
 

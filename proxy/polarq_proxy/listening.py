@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -198,6 +199,20 @@ class _Connection(asyncio.Protocol):
         self._timer = None
         if self._transport is not None:
             self._transport.abort()
+
+
+def from_this_machine(request: web.BaseRequest) -> bool:
+    """Whether it came over TCP from the machine's own address: from no container or host with an address of its own.
+    The Unix socket is there for sandboxes."""
+    if request.transport is None:
+        return False
+    peer, here = (request.transport.get_extra_info(name) for name in ("peername", "sockname"))
+    return isinstance(peer, tuple) and isinstance(here, tuple) and own_address(str(peer[0]), str(here[0]))
+
+
+def own_address(peer: str, here: str) -> bool:
+    """Whether who connects from `peer` to `here` is the machine itself."""
+    return peer == here or ipaddress.ip_address(peer.partition("%")[0]).is_loopback
 
 
 def guarded(handle: Handle) -> Handle:

@@ -25,7 +25,7 @@ from polarq.store.grants import GrantSpec, open_grant
 from polarq.testing.inference import Scenario, Script, ScriptedInference, Turn
 from polarq.testing.redis import EmbeddedRedis
 from polarq.topology import Node
-from polarq_proxy.listening import bound_host
+from polarq_proxy.listening import bound_host, own_address
 
 SPEC = GrantSpec(rollout_id="task.0", task_id="task", attempt=1, token=1, node_id="node0")
 
@@ -189,6 +189,35 @@ def test_anywhere_is_narrowed_to_loopback_unless_it_is_public(host: str, public_
     assert bound_host(Node(id="node0", host=host, public_url=public_url)) == bound
 
 
+@pytest.mark.parametrize(
+    ("peer", "here", "own"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.9", "127.0.0.1", True),
+        ("::1", "::1", True),
+        ("10.0.0.5", "10.0.0.5", True),
+        ("fe80::1%eth0", "fe80::1%eth0", True),
+        ("172.17.0.2", "172.17.0.1", False),
+        ("fe80::2%eth0", "fe80::1%eth0", False),
+        ("10.0.0.6", "10.0.0.5", False),
+    ],
+)
+def test_without_a_token_details_are_for_the_machine_itself(peer: str, here: str, own: bool) -> None:
+    assert own_address(peer, here) is own
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_laptop_without_a_token_reads_all_of_its_proxys_health(
+    redis_url: str, tmp_path: Path, processes: int
+) -> None:
+    path = topology(tmp_path, proxy={"processes": processes})
+    with started(redis_url, "--node", "node0", "--topology", path, "--port", "0") as (process, url):
+        async with aiohttp.ClientSession() as http, http.get(url + "/health") as answer:
+            assert (await answer.json())["inference"][0]["url"] == "http://127.0.0.1:1"
+        process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(process.wait, 30)
+
+
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -258,6 +287,8 @@ async def test_sandboxes_without_a_network_reach_it_by_a_socket(redis_url: str, 
                     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
                     async with http.post(f"http://proxy/s/{secret}/v1/chat/completions", json=body) as answer:
                         assert answer.status == 200
+                    async with http.get("http://proxy/health") as answer:
+                        assert sorted(await answer.json()) == ["node", "status", "version"]
                     assert await read_completions(redis, Keys("unix"), "task.0", 1, 1)
                     assert "is taken by another proxy" in failure(redis_url, *arguments)
                 process.kill()
