@@ -18,7 +18,7 @@ from polarq_proxy.engines.asking import alternatives, completion_rendering, put_
 from polarq_proxy.engines.base import EngineRequest, TokensIn
 from polarq_proxy.engines.chat_server import ChatServer
 from polarq_proxy.engines.history import readable
-from polarq_proxy.engines.vllm_answers import entries_of, read_chat
+from polarq_proxy.engines.vllm_answers import entries_of, read_chat, read_whole
 from polarq_proxy.engines.vllm_completions import completion_request, is_completion, with_changes, with_choices
 from polarq_proxy.engines.vllm_runs import read_run
 from polarq_proxy.engines.vllm_tokens import VllmTokens
@@ -187,7 +187,7 @@ def _delta(item: dict[str, Any], place: int) -> ChoiceDelta:
 
 def _usual_answer(data: bytes) -> Answer | None:
     """None: it has to be read step by step."""
-    found = read_chat(data)
+    found = read_whole(data)
     if found is None or not found[0].choices:
         return None
     tree, prompt_ids = found

@@ -19,8 +19,10 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _NO_CHAT = "text_completion"
 _NO_ENTRIES = frozenset({b"", b"null"})
 _KEY = b'"prompt_token_ids":['
+_ENTRIES = b'"logprobs":{"content":['
+_AFTER_ENTRIES = b']},"finish_reason":'
 _MARK = b'"' + secrets.token_hex(12).encode() + b'"'
-"""Stands where the prompt's ids were cut out. Nobody else can write it, so where it turns up is where they were."""
+"""Stands where something long was cut out. Nobody else can write it, so where it turns up is where that was."""
 
 
 class ChatLogprobs(msgspec.Struct):
@@ -54,12 +56,30 @@ class ChatAnswer(msgspec.Struct):
         return PromptIds(raw, 0, len(raw)) if raw.startswith(b"[") else None
 
 
-class _Entry(msgspec.Struct):
+class _Entry(msgspec.Struct, gc=False):
     logprob: float
 
 
 _decode = msgspec.json.Decoder(ChatAnswer).decode
 _decode_entries = msgspec.json.Decoder(list[_Entry]).decode
+
+
+def read_whole(data: bytes) -> tuple[ChatAnswer, PromptIds | None] | None:
+    """`read_chat` for a whole answer. Of one with a single choice even the parser sees nothing of the two long lists;
+    the log-probability entries are read once, by `entries_of`."""
+    begin = data.find(_ENTRIES)
+    end = data.find(_AFTER_ENTRIES, begin) if begin >= 0 else -1
+    ids_begin = data.find(_KEY, end) if end >= 0 else -1
+    ids_end = data.find(b"]", ids_begin + len(_KEY)) if ids_begin >= 0 else -1
+    if ids_end >= 0:
+        begin, end, ids_begin, ids_end = begin + len(_ENTRIES) - 1, end + 1, ids_begin + len(_KEY) - 1, ids_end + 1
+        found = _read(b"".join((data[:begin], _MARK, data[end:ids_begin], _MARK, data[ids_end:])))
+        if found is not None and bytes(found.prompt_token_ids) == _MARK and len(found.choices) == 1:
+            logprobs = found.choices[0].logprobs
+            if logprobs is not None and bytes(logprobs.content) == _MARK:
+                logprobs.content = msgspec.Raw(data[begin:end])
+                return found, PromptIds(data, ids_begin, ids_end)
+    return read_chat(data)
 
 
 def read_chat(data: bytes) -> tuple[ChatAnswer, PromptIds | None] | None:
@@ -105,4 +125,5 @@ def _checked(raw: bytes) -> LogprobEntries | msgspec.UnsetType:
         numbers = [entry.logprob for entry in _decode_entries(raw)]
     except (msgspec.DecodeError, UnicodeDecodeError):
         return msgspec.UNSET
-    return LogprobEntries(raw, numbers) if all(map(math.isfinite, numbers)) else msgspec.UNSET
+    # One of them that is not finite makes the sum so too.
+    return LogprobEntries(raw, numbers) if math.isfinite(sum(numbers)) else msgspec.UNSET
