@@ -38,7 +38,7 @@ class Gatherer:
     @property
     def began(self) -> bool:
         """Something was sampled."""
-        return any(growing.choice.ids or growing.said for growing in self._choices.values())
+        return any(growing.said or growing.choice.ids for growing in self._choices.values())
 
     @property
     def finished(self) -> bool:

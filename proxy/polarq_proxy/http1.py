@@ -24,6 +24,9 @@ _MAX_SIZE_LINE = 1024
 _MAX_UNREAD = 1 << 20
 """Bytes of a body that wait for their reader before the connection is no longer read."""
 
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
+_MAX_LATER = 16
+
 
 class Disconnected(ConnectionError):
     """The connection ended before the answer did. `silent`: before one byte of it had come."""
@@ -74,6 +77,8 @@ class Connection(asyncio.Protocol):
         self._pace: Pace | None = None
         """While it rests: who wakes it."""
         self._woken_later = False
+        self._later: list[bytes] = []
+        """What came while it rests, not looked at yet."""
         self._each: Callable[[bytes], bool] | None = None
 
     @property
@@ -152,7 +157,10 @@ class Connection(asyncio.Protocol):
     def wake(self) -> None:
         """Its rest is over."""
         self._woken_later = False
-        self._tell()
+        if self._later:
+            self.data_received(b"")
+        else:
+            self._tell()
 
     async def _news(self) -> None:
         if self._lost is not None:
@@ -185,6 +193,8 @@ class Connection(asyncio.Protocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._later:
+            self.data_received(b"")
         if self._expects is _Expects.CLOSE and exc is None:
             self._finish()
         if self._lost is None:
@@ -197,6 +207,13 @@ class Connection(asyncio.Protocol):
         return False
 
     def data_received(self, data: bytes) -> None:
+        rests = self._woken_later and self._pace is not None and len(self._later) < _MAX_LATER
+        if rests and data and not data.endswith(_LAST_CHUNK):
+            self._later.append(data)  # it is woken soon, and then all of it is read in one go
+            return
+        if self._later:
+            data = b"".join([*self._later, data])
+            self._later.clear()
         self._silent = False
         try:
             self._take(data)

@@ -47,7 +47,7 @@ class _Choice(msgspec.Struct):
 
 class _Event(msgspec.Struct):
     choices: tuple[_Choice]
-    object: Literal["chat.completion.chunk"]
+    object: Literal["chat.completion.chunk", ""] = ""
     model: str = ""
     prompt_token_ids: None = None
     usage: None = None
