@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
@@ -23,6 +23,7 @@ from polarq.contracts.completion import Completion
 from polarq.errors import GrantRefused, PayloadCorrupt
 from polarq.ledger.keys import Keys
 from polarq.store.atomic import Script, ScriptLine, ledger_errors
+from polarq.store.beginnings import Beginnings
 from polarq.store.codec import pack_ready, packed_floats, packed_ids, unpack
 from polarq.store.grants import GrantSpec, digest_of
 from polarq.store.prefixes import NO_HISTORY, History, Message, Prefixes, Prompt
@@ -83,6 +84,7 @@ class CompletionLog:
         self._keep_ms = b"%d" % int(keep_s * 1000)
         self._append = ScriptLine(redis, _APPEND)
         self._sessions: OrderedDict[tuple[str, int, int], _Stored] = OrderedDict()
+        self._beginnings = Beginnings()
         self._size = 0
 
     async def append(self, completion: Completion, spec: GrantSpec, secret: str) -> None:
@@ -113,7 +115,18 @@ class CompletionLog:
 
     def prompt(self, spec: GrantSpec, data: bytes, begin: int, end: int) -> Prompt:
         """Reads the prompt's ids in `data[begin:end]`, JSON without its brackets. Raises `NotIds`."""
-        return self._stored(spec).prefixes.read(data, begin, end)
+        prefixes = self._stored(spec).prefixes
+        prompt = prefixes.read(data, begin, end)
+        return prompt if prefixes else replace(prompt, line=self._beginnings.line(prompt.line))
+
+    def shared_messages(self, spec: GrantSpec, messages: list[Message]) -> list[Message]:
+        """The same messages; those that are remembered, of this session or at the beginning of another one, are the
+        remembered ones themselves."""
+        stored = self._sessions.get(_name(spec))
+        if stored is None or not stored.prefixes:
+            return self._beginnings.messages(messages)
+        branch, shared = stored.prefixes.shared_messages(messages)
+        return messages if branch is None else [*branch.history.messages[:shared], *messages[shared:]]
 
     async def write(self, drafts: Sequence[Draft], spec: GrantSpec, secret: str) -> int:
         """Records calls in one step: all or none. Returns how many of them break: by their messages they go on from

@@ -51,7 +51,7 @@ class History:
             return len(ours)
         length = 0
         for mine, other in zip(ours, messages, strict=False):
-            if mine != other or _encoded(mine) != _encoded(other):
+            if not equal(mine, other):
                 break
             length += 1
         return length
@@ -61,8 +61,8 @@ class History:
         old, new = self.messages[:length], messages[length:]
         whole = length == len(self.messages)
         size = self.size if whole else sum(len(_encoded(message)) for message in old)
-        plain = (self.plain or all(map(_plain, old))) and all(map(_plain, new))
-        return History([*old, *new], plain, size + sum(len(_encoded(message)) for message in new))
+        unmixed = (self.plain or all(map(plain, old))) and all(map(plain, new))
+        return History([*old, *new], unmixed, size + sum(len(_encoded(message)) for message in new))
 
 
 NO_HISTORY = History()
@@ -108,6 +108,10 @@ class Prefixes:
 
     def __init__(self) -> None:
         self._branches: list[Branch] = []
+
+    def __bool__(self) -> bool:
+        """Something is stored."""
+        return bool(self._branches)
 
     @property
     def size(self) -> int:
@@ -202,7 +206,13 @@ def _merged(marks: list[tuple[int, int]], others: list[tuple[int, int]]) -> list
     return list(dict(sorted({*marks, *others})).items())
 
 
-def _plain(message: Message) -> bool:
+def equal(mine: Message, other: Message) -> bool:
+    """Whether two messages are the same JSON."""
+    return mine is other or (mine == other and _encoded(mine) == _encoded(other))
+
+
+def plain(message: Message) -> bool:
+    """It holds no numbers and truth values."""
     left: list[Any] = [message]
     while left:
         value = left.pop()

@@ -324,6 +324,7 @@ class Proxy:
         retry_of: int | None,
     ) -> Flight:
         session.time_left_s()
+        self.recorder.share_messages(session, call)
         label, kind, frozen = self._routed_beside(session, call, headers)
         first_seq = session.reserve(call.choices)
         sampled_before = session.sampled_tokens + session.promised_tokens
@@ -402,10 +403,20 @@ class Proxy:
             if answer is None:
                 assert flight is not None
                 answer = await flight.answer()
-            response = _response(dialect.render(call, answer, head), headers)
+            reply = dialect.render(call, answer, head)
+            response = web.StreamResponse(
+                status=reply.status,
+                headers={
+                    "Content-Type": "application/json",
+                    "Content-Length": str(len(reply.body)),
+                    **(reply.headers or {}),
+                    **headers,
+                },
+            )
             await response.prepare(request)
             with suppress(ConnectionError):
-                await response.write_eof()
+                # Given to the response itself, the body would live until the connection's next request.
+                await response.write_eof(reply.body)
                 _read(flight, ended)
             return response
         finally:

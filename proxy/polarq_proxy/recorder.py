@@ -123,6 +123,10 @@ class Recorder:
         """The same, for who cannot wait because it is being cancelled."""
         return self._spawn(self._append_broken(capture, answer, reason))
 
+    def share_messages(self, session: Session, call: ModelCall) -> None:
+        """What the session's record holds of a call's messages is held once, however many calls are under way."""
+        call.messages = self._completions.shared_messages(session.spec, call.messages)
+
     async def check_open(self, session: Session) -> None:
         """Raises `CallFault` when nothing more of this session could be recorded."""
         try:
