@@ -47,7 +47,7 @@ def choices() -> st.SearchStrategy[dict[str, Any]]:
         st.builds(lambda text: {"content": text}, text),
         st.builds(lambda text: {"content": text}, text),
         st.builds(lambda text: {"reasoning": text}, text),
-        st.builds(lambda text: {"reasoning": text, "reasoning_content": text}, text),
+        st.builds(lambda one, other: {"reasoning": one, "reasoning_content": other}, text, text),
         st.builds(lambda text: {"content": None, "reasoning_content": text}, text),
         st.builds(lambda text: {"content": text, "reasoning": text}, text),
         call,
@@ -263,11 +263,13 @@ async def test_a_streams_first_token_and_its_end_wait_for_no_rest(
 ) -> None:
     monkeypatch.setattr(pacing, "REST_PER_STREAM_S", 3600.0)
     monkeypatch.setattr(pacing, "LONGEST_REST_S", 3600.0)
-    others_run, read = asyncio.Event(), asyncio.Event()
+    others_run, begun, read = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def act(call: RawCall) -> None:
         await call.head()
         await call.chunk(FIRST)
+        if others_run.is_set():
+            await begun.wait()
         await call.chunk(delta("a", (11,)))
         others_run.set()
         await read.wait()
@@ -280,7 +282,8 @@ async def test_a_streams_first_token_and_its_end_wait_for_no_rest(
         await others_run.wait()
         body = {"model": "m", "messages": [{"role": "user", "content": "second"}], "stream": True}
         async with rig.http.post(rig.base_url + "/v1/chat/completions", json=body) as answer:
-            seen = b""
+            seen = await answer.content.readuntil(b"\n\n")
+            begun.set()  # the first token comes by itself
             while b'"a"' not in seen:
                 seen += await answer.content.readuntil(b"\n\n")
             read.set()
