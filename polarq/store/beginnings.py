@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from polarq.store.prefixes import Message, equal, plain
+from polarq.store.prefixes import Message, plain
 from polarq.store.token_text import Line
 
 REMEMBERED = 8
@@ -45,14 +45,17 @@ class Beginnings:
     def messages(self, messages: Sequence[Message]) -> list[Message]:
         """The same messages; those at the beginning that an earlier session had too are that session's own."""
         best: Sequence[Message] = ()
-        for known in self._messages:
+        unmixed = all(map(plain, messages))
+        for known in self._messages if unmixed else ():
             length = 0
             for mine, other in zip(known, messages, strict=False):
-                if not equal(mine, other):
+                if mine != other:
                     break
                 length += 1
             if length > len(best):
                 best = known[:length]
-        if len(best) < len(messages) and all(map(plain, messages)):
+            if len(best) == len(messages):
+                break
+        if len(best) < len(messages) and unmixed:
             self._messages.append(list(messages))
         return [*best, *messages[len(best) :]]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
@@ -117,7 +117,7 @@ class CompletionLog:
         """Reads the prompt's ids in `data[begin:end]`, JSON without its brackets. Raises `NotIds`."""
         prefixes = self._stored(spec).prefixes
         prompt = prefixes.read(data, begin, end)
-        return prompt if prefixes else replace(prompt, line=self._beginnings.line(prompt.line))
+        return prompt if prefixes else msgspec.structs.replace(prompt, line=self._beginnings.line(prompt.line))
 
     def shared_messages(self, spec: GrantSpec, messages: list[Message]) -> list[Message]:
         """The same messages; those that are remembered, of this session or at the beginning of another one, are the
@@ -143,7 +143,7 @@ class CompletionLog:
             self.forget(spec)
             raise GrantRefused("this session is closed" if answer == b"closed" else "this session has expired")
         for draft, entry in zip(drafts, written, strict=True):
-            stored.add(draft, entry.history)
+            stored.add(draft, entry)
         self._weigh(spec, stored)
         return sum(entry.breaks for entry in written)
 
@@ -223,6 +223,8 @@ class _Written(NamedTuple):
 
     record: bytes
     history: History
+    tools: bytes | None
+    """What its tools are known by."""
     breaks: bool
     """It goes on from an earlier answer by its messages, and its prompt does not start with its ids."""
 
@@ -240,7 +242,8 @@ class _Stored:
     def record(self, draft: Draft) -> _Written:
         prompt = draft.prompt
         branch, shared = self.prefixes.shared_messages(draft.messages)
-        tools_base = self.tools.get(_tools_of(draft)) if draft.tools else None
+        tools = _tools_of(draft) if draft.tools else None
+        tools_base = self.tools.get(tools) if tools is not None else None
         like, lasting = self.last
         same = lasting == draft.lasting
         record = pack_ready(
@@ -258,13 +261,13 @@ class _Stored:
         )
         history = (branch.history if branch is not None else NO_HISTORY).with_new(shared, draft.messages)
         breaks = branch is not None and self.prefixes.breaks(branch, shared, draft.messages, prompt.parent)
-        return _Written(record, history, breaks)
+        return _Written(record, history, tools, breaks)
 
-    def add(self, draft: Draft, history: History) -> None:
+    def add(self, draft: Draft, written: _Written) -> None:
         call = draft.completion_id
-        self.prefixes.add(call, draft.seq, draft.prompt, draft.sampled_ids, history)
-        if draft.tools:
-            self.tools.setdefault(_tools_of(draft), call)
+        self.prefixes.add(call, draft.seq, draft.prompt, draft.sampled_ids, written.history)
+        if written.tools is not None:
+            self.tools.setdefault(written.tools, call)
         self.last = call, draft.lasting
 
 

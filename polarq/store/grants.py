@@ -11,6 +11,8 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
+from typing import cast
 
 from pydantic import Field, ValidationError
 from redis.asyncio import Redis
@@ -19,10 +21,12 @@ from polarq.contracts.base import Contract
 from polarq.contracts.specs import ModelRules
 from polarq.errors import GrantRefused
 from polarq.ledger.keys import Keys
-from polarq.store.atomic import Script, ledger_errors
+from polarq.store.atomic import Script, ScriptLine, ledger_errors
 
 SECRET_PREFIX = "pq-"
 CLOSED_KEEP_S = 3600
+
+_READ = Script("return redis.call('HMGET', KEYS[1], 'state', 'spec', 'next_seq')")
 
 _CLOSE = Script("""
 if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
@@ -109,13 +113,35 @@ async def open_grant(redis: Redis, keys: Keys, spec: GrantSpec, ttl_s: float) ->
 async def read_grant(redis: Redis, keys: Keys, secret: str) -> OpenGrant:
     """What an open secret opens. Raises `GrantRefused` when it is unknown, closed or expired, `LedgerUnavailable`."""
     with ledger_errors():
-        state, spec, next_seq = await redis.hmget(keys.grant(digest_of(secret)), ["state", "spec", "next_seq"])
+        found = await redis.hmget(keys.grant(digest_of(secret)), ["state", "spec", "next_seq"])
+    return _opened(*cast("list[bytes | None]", found))
+
+
+class GrantLookup:
+    """`read_grant` for a process that looks after many sessions: those asked for at once share a round trip."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._line = ScriptLine(redis, _READ)
+        self._keys = keys
+
+    async def read(self, secret: str) -> OpenGrant:
+        """Raises `GrantRefused`, `LedgerUnavailable`."""
+        return _opened(*await self._line.run([self._keys.grant(digest_of(secret))], []))
+
+
+def _opened(state: bytes | None, spec: bytes | None, next_seq: bytes | None) -> OpenGrant:
     if state is None or spec is None:
         raise GrantRefused("this session is unknown or has expired")
     if state != b"open":
         raise GrantRefused("this session is closed")
+    return OpenGrant(_spec(spec), int(next_seq or 0))
+
+
+@lru_cache(maxsize=4096)
+def _spec(data: bytes) -> GrantSpec:
+    """A session is looked up every few seconds, and says the same each time."""
     try:
-        return OpenGrant(GrantSpec.model_validate_json(spec), int(next_seq or 0))
+        return GrantSpec.model_validate_json(data)
     except ValidationError as exc:
         raise GrantRefused(f"this session's record cannot be read: {exc.errors()[0]['msg']}") from exc
 

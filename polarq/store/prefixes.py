@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -26,19 +25,17 @@ _encode = msgspec.msgpack.Encoder().encode
 Message = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(msgspec.Struct, frozen=True):
     """The first `length` entries are those of the call with id `base` (None: nothing is shared)."""
 
     base: str | None = None
     length: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class History:
+class History(msgspec.Struct, frozen=True, eq=False):
     """Messages that are stored."""
 
-    messages: list[Message] = field(default_factory=list)
+    messages: list[Message] = []
     plain: bool = True
     """They hold no numbers and truth values, which Python calls equal across types (1, 1.0, True)."""
     size: int = 0
@@ -68,8 +65,7 @@ class History:
 NO_HISTORY = History()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Branch:
+class Branch(msgspec.Struct, frozen=True, eq=False):
     """A call that no stored call extends, or the longest of those that extend each other."""
 
     call: str
@@ -81,8 +77,7 @@ class Branch:
     history: History
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """A prompt's ids: what an earlier call has of them, and what is new."""
 
     line: Line

@@ -8,7 +8,6 @@ and at a text's ends: `...,12` is no beginning of `...,123`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 import msgspec
@@ -35,8 +34,7 @@ def ids_of(text: bytes) -> list[int]:
         raise NotIds(str(exc)) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Border:
+class Border(msgspec.Struct, frozen=True):
     """A place in a `Line`: before `offset` of its part number `part`; `length` bytes lie before it."""
 
     part: int
@@ -44,8 +42,7 @@ class Border:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """A long canonical text in parts, each but the first with its leading comma, so that a longer one shares them."""
 
     parts: tuple[bytes, ...] = ()

@@ -403,21 +403,12 @@ class Proxy:
             if answer is None:
                 assert flight is not None
                 answer = await flight.answer()
-            reply = dialect.render(call, answer, head)
-            response = web.StreamResponse(
-                status=reply.status,
-                headers={
-                    "Content-Type": "application/json",
-                    "Content-Length": str(len(reply.body)),
-                    **(reply.headers or {}),
-                    **headers,
-                },
-            )
+            response = _response(dialect.render(call, answer, head), headers)
             await response.prepare(request)
             with suppress(ConnectionError):
-                # Given to the response itself, the body would live until the connection's next request.
-                await response.write_eof(reply.body)
+                await response.write_eof()
                 _read(flight, ended)
+            response.body = None  # it would live until the connection's next request
             return response
         finally:
             if flight is not None:

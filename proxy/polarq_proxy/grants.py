@@ -19,7 +19,7 @@ from polarq.contracts.completion import Completion
 from polarq.errors import GrantRefused, LedgerUnavailable, PayloadCorrupt
 from polarq.ledger.keys import Keys
 from polarq.store.completions import CompletionLog, read_completions
-from polarq.store.grants import GrantSpec, digest_of, read_grant
+from polarq.store.grants import GrantLookup, GrantSpec, digest_of
 from polarq_proxy.endpoints import Endpoint
 from polarq_proxy.exact.context import ExactContext
 from polarq_proxy.faults import CallFault, FaultKind
@@ -140,6 +140,7 @@ class Sessions:
         self._redis = redis
         self._keys = keys
         self._completions = completions
+        self._lookup = GrantLookup(redis, keys)
         self._known: dict[str, Session] = {}
         self._swept_at = float("-inf")
 
@@ -174,7 +175,7 @@ class Sessions:
         if session is not None and now - session.checked_at < RECHECK_S:
             return session
         try:
-            grant = await read_grant(self._redis, self._keys, secret)
+            grant = await self._lookup.read(secret)
         except GrantRefused as exc:
             self.drop(secret)
             raise CallFault(FaultKind.NO_SESSION, f"{exc}; nothing more will be answered here") from None

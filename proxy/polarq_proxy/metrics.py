@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from polarq_proxy.counters import Counters
@@ -17,46 +19,65 @@ _SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 
 _OWN_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2)
 
 
+class Spread(Collector):
+    """A histogram that is added to at each call: prometheus_client's own takes a lock for each of its numbers, because
+    other programs have threads."""
+
+    def __init__(self, name: str, text: str, label: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
+        self._name, self._text, self._label = name, text, label
+        self._bounds = bounds
+        self._counts: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
+        registry.register(self)
+
+    def add(self, label: str, seconds: float) -> None:
+        counts = self._counts.get(label)
+        if counts is None:
+            counts = self._counts[label] = [0] * (len(self._bounds) + 1)
+            self._sums[label] = 0.0
+        counts[bisect_left(self._bounds, seconds)] += 1
+        self._sums[label] += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=[self._label])
+        for label, counts in self._counts.items():
+            bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+            family.add_metric([label], list(zip(bounds, accumulate(counts), strict=True)), self._sums[label])
+        return [family]
+
+
 class Times:
     """How long calls take, in seconds: as harnesses see it, at the engine, and in the proxy itself."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._first_byte = Histogram(
+        self._first_byte = Spread(
             "polarq_proxy_first_byte_seconds",
             "From a streamed request to the first of what was sampled.",
-            ["dialect"],
-            buckets=_SECONDS,
-            registry=registry,
+            "dialect",
+            _SECONDS,
+            registry,
         )
-        self._total = Histogram(
-            "polarq_proxy_call_seconds",
-            "From a request to its recorded answer.",
-            ["dialect"],
-            buckets=_SECONDS,
-            registry=registry,
+        self._total = Spread(
+            "polarq_proxy_call_seconds", "From a request to its recorded answer.", "dialect", _SECONDS, registry
         )
-        self._engine = Histogram(
-            "polarq_proxy_engine_seconds",
-            "What of a call the engine took.",
-            ["engine"],
-            buckets=_SECONDS,
-            registry=registry,
+        self._engine = Spread(
+            "polarq_proxy_engine_seconds", "What of a call the engine took.", "engine", _SECONDS, registry
         )
-        self._own = Histogram(
+        self._own = Spread(
             "polarq_proxy_own_seconds",
             "What of a call neither the engine took nor a pause, a pace or a full engine held back.",
-            ["dialect"],
-            buckets=_OWN_SECONDS,
-            registry=registry,
+            "dialect",
+            _OWN_SECONDS,
+            registry,
         )
 
     def first_byte(self, dialect: str, seconds: float) -> None:
-        self._first_byte.labels(dialect).observe(seconds)
+        self._first_byte.add(dialect, seconds)
 
     def ended(self, dialect: str, engine: str, *, total_s: float, engine_s: float, held_s: float) -> None:
-        self._total.labels(dialect).observe(total_s)
-        self._engine.labels(engine).observe(engine_s)
-        self._own.labels(dialect).observe(max(0.0, total_s - engine_s - held_s))
+        self._total.add(dialect, total_s)
+        self._engine.add(engine, engine_s)
+        self._own.add(dialect, max(0.0, total_s - engine_s - held_s))
 
 
 class Metrics:
