@@ -456,11 +456,8 @@ class Proxy:
             raise CallFault(FaultKind.TOO_LARGE, f"the request body is larger than {limit} bytes")
         encoding = request.headers.get("Content-Encoding", "")
         try:
-            if not encoding and request.content.is_eof():
-                body = request.content.read_nowait()  # most bodies are whole by now
-                if len(body) > limit:
-                    raise BodyTooLarge(f"the body is larger than {limit} bytes")
-                return body
+            if not encoding:
+                return await _plain_body(request.content, self.node.proxy.body_idle_s, limit)
             chunks = _in_time(request.content, self.node.proxy.body_idle_s)
             return await read_body(chunks, encoding, limit)
         except TimeoutError:
@@ -520,6 +517,25 @@ async def _in_time(content: StreamReader, idle_s: float) -> AsyncIterator[bytes]
                 chunk = await content.readany()
         if chunk:
             yield chunk
+
+
+async def _plain_body(content: StreamReader, idle_s: float, limit: int) -> bytes:
+    """A body that is not packed. Raises `TimeoutError` when nothing of it comes for so long, `BodyTooLarge`."""
+    if content.is_eof():
+        body = content.read_nowait()  # most bodies are whole by now
+        if len(body) > limit:
+            raise BodyTooLarge(f"the body is larger than {limit} bytes")
+        return body
+    loop, pieces, size = asyncio.get_running_loop(), [], 0
+    async with asyncio.timeout(idle_s) as patience:
+        while not content.at_eof():
+            piece = await content.readany()
+            patience.reschedule(loop.time() + idle_s)
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit:
+                raise BodyTooLarge(f"the body is larger than {limit} bytes")
+    return b"".join(pieces)
 
 
 def _read(flight: Flight | None, ended: Ended | None) -> None:

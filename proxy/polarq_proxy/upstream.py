@@ -48,16 +48,17 @@ class UpstreamResponse:
 
     async def read(self) -> bytes:
         """The whole body. Raises `CallFault`."""
-        with self._faults():
-            if self._encoding:
+        if self._encoding:
+            with self._faults():
                 return await read_body(self._pieces(), self._encoding, LARGEST_ANSWER)
-            pieces, size = [], 0
-            while piece := await self._connection.some():
-                pieces.append(piece)
-                size += len(piece)
-                if size > LARGEST_ANSWER:
-                    raise BodyTooLarge(f"the body is larger than {LARGEST_ANSWER} bytes")
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces: list[bytes] = []
+
+        def keep(piece: bytes) -> bool:
+            pieces.append(piece)
+            return True
+
+        await self.each(keep)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def each(self, take: Callable[[bytes], bool]) -> None:
         """Gives the body to `take` as it comes, until its end or until `take` says that no more is wanted. Raises
