@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-REST_PER_STREAM_S = 0.0003
-"""About three times what one look costs: so looks leave most of the time to calls that begin and end."""
+REST_PER_STREAM_S = 0.0006
+"""About six times what one look costs: so looks leave most of the time to calls that begin and end."""
 LONGEST_REST_S = 0.05
 """More would be seen by who reads along."""
 TICK_S = 0.002

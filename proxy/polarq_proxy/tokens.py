@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 from polarq.store.prefixes import Prompt
-from polarq.store.token_text import text_of
+from polarq.store.token_text import NotIds, ids_of, text_of
 from polarq_proxy.jsons import InJson, NotJson, decode, encode
 
 
@@ -92,7 +92,14 @@ class PromptIds(_Kept):
         self._proven = True
 
     def as_json(self) -> bytes | memoryview:
-        return memoryview(self._data)[self._begin : self._end] if self._proven else super().as_json()
+        if not self._proven:
+            data, begin, end = self.text
+            try:
+                ids_of(data[begin:end])
+            except NotIds:
+                return super().as_json()
+            self._proven = True
+        return memoryview(self._data)[self._begin : self._end]
 
     def __bool__(self) -> bool:
         return self._end - self._begin > 2
