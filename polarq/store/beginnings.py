@@ -1,8 +1,8 @@
 """What many sessions begin with, held once.
 
 Rollouts of one harness begin with the same system prompt, those of one task with the same question too: tens of
-kilobytes for each session that is remembered, if each held its own. A session's first call looks here for the longest
-beginning that an earlier session had, and goes on with those very objects.
+kilobytes for each session that is remembered, if each held its own. The first call of a conversation looks here for the
+longest beginning that an earlier one had, and goes on with those very objects.
 """
 
 from __future__ import annotations

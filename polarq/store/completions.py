@@ -115,18 +115,20 @@ class CompletionLog:
 
     def prompt(self, spec: GrantSpec, data: bytes, begin: int, end: int) -> Prompt:
         """Reads the prompt's ids in `data[begin:end]`, JSON without its brackets. Raises `NotIds`."""
-        prefixes = self._stored(spec).prefixes
-        prompt = prefixes.read(data, begin, end)
-        return prompt if prefixes else msgspec.structs.replace(prompt, line=self._beginnings.line(prompt.line))
+        prompt = self._stored(spec).prefixes.read(data, begin, end)
+        if prompt.shared.length:
+            return prompt
+        # A session's first call, or that of an agent beside its first one.
+        return msgspec.structs.replace(prompt, line=self._beginnings.line(prompt.line))
 
     def shared_messages(self, spec: GrantSpec, messages: list[Message]) -> list[Message]:
         """The same messages; those that are remembered, of this session or at the beginning of another one, are the
         remembered ones themselves."""
         stored = self._sessions.get(_name(spec))
-        if stored is None or not stored.prefixes:
+        branch, shared = stored.prefixes.shared_messages(messages) if stored is not None else (None, 0)
+        if branch is None:
             return self._beginnings.messages(messages)
-        branch, shared = stored.prefixes.shared_messages(messages)
-        return messages if branch is None else [*branch.history.messages[:shared], *messages[shared:]]
+        return [*branch.history.messages[:shared], *messages[shared:]]
 
     async def write(self, drafts: Sequence[Draft], spec: GrantSpec, secret: str) -> int:
         """Records calls in one step: all or none. Returns how many of them break: by their messages they go on from

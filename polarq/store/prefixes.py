@@ -104,10 +104,6 @@ class Prefixes:
     def __init__(self) -> None:
         self._branches: list[Branch] = []
 
-    def __bool__(self) -> bool:
-        """Something is stored."""
-        return bool(self._branches)
-
     @property
     def size(self) -> int:
         """Bytes that are remembered, roughly."""
