@@ -59,6 +59,10 @@ LARGE_BODY = 1 << 20
 MAX_PARTS = 500_000
 """Objects and lists in one request's JSON."""
 MAX_ROUTES = 256
+MAX_HELD_BYTES = 2 << 30
+"""Of the bodies of all calls under way, as they came."""
+UNSAID_BYTES = 1 << 20
+"""What a body without a length is taken for."""
 _VERSIONS = frozenset({"v1", "v1beta", "v1alpha"})
 
 
@@ -115,6 +119,8 @@ class Proxy:
         """The other processes of this proxy; None: it is the only one."""
         self.counters = Counters()
         self.dialects = installed_dialects()
+        self.max_held_bytes = MAX_HELD_BYTES
+        self._held_bytes = 0
         self._routes: dict[tuple[str, str], tuple[Dialect, Route, re.Match[str]]] = {}
         """What paths were found to be; the same few come again and again."""
         self.fleet = Fleet.of(node, env or {})
@@ -282,6 +288,25 @@ class Proxy:
     ) -> web.StreamResponse:
         # Who has no session has no body read for it.
         session = await self.sessions.find(place.grant or _key(request))
+        size = self._room_for(request)
+        self._held_bytes += size
+        try:
+            return await self._sampled_or_known(session, request, place, dialect, match)
+        finally:
+            self._held_bytes -= size
+
+    def _room_for(self, request: web.BaseRequest) -> int:
+        """The bytes that a call may hold while it is under way. Raises `CallFault` when all calls together hold too
+        many."""
+        size = request.content_length if request.content_length is not None else UNSAID_BYTES
+        if self._held_bytes and self._held_bytes + size > self.max_held_bytes:
+            text = f"the calls under way hold {self._held_bytes} bytes of requests already: ask again"
+            raise CallFault(FaultKind.OVERLOADED, text)
+        return size
+
+    async def _sampled_or_known(
+        self, session: Session, request: web.BaseRequest, place: Place, dialect: Dialect, match: re.Match[str]
+    ) -> web.StreamResponse:
         body = await self._body(request)
         call = dialect.parse(NativeRequest(place.tail, request.query, request.headers, body), match)
         del body  # it is read, and its answer may take minutes

@@ -198,3 +198,20 @@ async def test_millions_of_empty_parts_are_refused_before_they_are_read(
         body = b'{"messages":[' + filler * 1_000_000 + b"{}]}"
         async with rig.http.post(rig.base_url + "/v1/chat/completions", data=io.BytesIO(body)) as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (413, "too_large")
+
+
+async def test_calls_that_hold_too_much_together_are_told_to_come_again(redis_client: Redis, keys: Keys) -> None:
+    async with (
+        ScriptedInference(scenario=SLOW) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+    ):
+        rig.proxy.max_held_bytes = 100_000
+        long = [{"role": "user", "content": "x" * 90_000}]
+        first = asyncio.create_task(rig.post({"model": "m", "messages": long}))
+        await until(lambda: rig.proxy.counters.in_flight == 1)
+        status, headers, data = await rig.raw({"model": "m", "messages": [*long, *long]})
+        assert (status, headers["retry-after"]) == (503, "2")
+        assert b"hold" in data
+        assert (await first)[0] == 200
+        status, _ = await rig.post({"model": "m", "messages": [*long, *long]})
+        assert status == 200  # alone, a call may hold more than that
