@@ -206,12 +206,13 @@ async def test_calls_that_hold_too_much_together_are_told_to_come_again(redis_cl
         running(redis_client, keys, inference.base_url) as rig,
     ):
         rig.proxy.max_held_bytes = 100_000
-        long = [{"role": "user", "content": "x" * 90_000}]
-        first = asyncio.create_task(rig.post({"model": "m", "messages": long}))
+        body = {"model": "m", "messages": HELLO, "metadata": {"padding": "x" * 90_000}}
+        larger = {**body, "metadata": {"padding": "x" * 180_000}}
+        first = asyncio.create_task(rig.post(body))
         await until(lambda: rig.proxy.counters.in_flight == 1)
-        status, headers, data = await rig.raw({"model": "m", "messages": [*long, *long]})
+        status, headers, data = await rig.raw(larger)
         assert (status, headers["retry-after"]) == (503, "2")
         assert b"hold" in data
         assert (await first)[0] == 200
-        status, _ = await rig.post({"model": "m", "messages": [*long, *long]})
+        status, _ = await rig.post(larger)
         assert status == 200  # alone, a call may hold more than that
