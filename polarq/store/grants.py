@@ -134,7 +134,10 @@ def _opened(state: bytes | None, spec: bytes | None, next_seq: bytes | None) -> 
         raise GrantRefused("this session is unknown or has expired")
     if state != b"open":
         raise GrantRefused("this session is closed")
-    return OpenGrant(_spec(spec), int(next_seq or 0))
+    try:
+        return OpenGrant(_spec(spec), int(next_seq or 0))
+    except ValueError as exc:
+        raise GrantRefused(f"this session's record cannot be read: {exc}") from exc
 
 
 @lru_cache(maxsize=4096)

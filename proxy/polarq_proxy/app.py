@@ -224,9 +224,8 @@ class Proxy:
         native = NativeRequest(place.tail, request.query, request.headers, b"", place.version)
         dialect, route, match = self._routed(request.method, native)
         try:
-            if "Expect" in request.headers:
-                await _told_to_send(request)
             if self.peers is not None and (owner := self.peers.owner(place.grant or _key(request))) is not None:
+                _told_to_send(request)
                 return await self.peers.passed_on(request, owner)
             if "websocket" in request.headers.get("Upgrade", "").lower():
                 raise CallFault(FaultKind.UPGRADE, "there are no websockets here: use plain HTTP")
@@ -479,6 +478,7 @@ class Proxy:
         limit = self.node.proxy.max_body_bytes
         if request.content_length is not None and request.content_length > limit:
             raise CallFault(FaultKind.TOO_LARGE, f"the request body is larger than {limit} bytes")
+        _told_to_send(request)
         encoding = request.headers.get("Content-Encoding", "")
         try:
             if not encoding:
@@ -523,9 +523,12 @@ SERVER_OPTIONS: dict[str, Any] = {
 """Keywords of `web.Server`: no paths in logs, a harness that leaves frees the engine, bodies are unpacked here."""
 
 
-async def _told_to_send(request: web.BaseRequest) -> None:
+def _told_to_send(request: web.BaseRequest) -> None:
     """A client that asks before it sends its body is told to. Raises `CallFault`."""
-    if request.headers["Expect"].lower() != "100-continue":
+    expected = request.headers.get("Expect")
+    if expected is None:
+        return
+    if expected.lower() != "100-continue":
         raise CallFault(FaultKind.BAD_REQUEST, "of the header Expect only '100-continue' is understood", status=417)
     if request.version >= HttpVersion11:
         assert request.transport is not None

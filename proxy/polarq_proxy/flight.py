@@ -36,6 +36,8 @@ class Listener:
         self.down = down
         self.whole = False
         """It is given the answer at its end, at once: it came after the end was being held back."""
+        self.broken: Exception | None = None
+        """Why what was sampled cannot be written for it."""
         self._backlog: list[bytes] = []
         self._size = 0
         self._sender: asyncio.Task[None] | None = None
@@ -57,7 +59,9 @@ class Listener:
             self._sender = asyncio.create_task(self._send_backlog())
 
     async def read(self) -> None:
-        """Waits until all that was shown is on its way. Raises `HungUp`."""
+        """Waits until all that was shown is on its way. Raises `HungUp`, and what went wrong as it was written."""
+        if self.broken is not None:
+            raise self.broken
         if self._sender is not None:
             await asyncio.wait({self._sender})
         if self._gone:
@@ -210,6 +214,9 @@ class Flight:
             try:
                 listener.show(shown)
             except HungUp:
+                self.forget(listener)
+            except Exception as exc:  # that it cannot be written is one harness's trouble, and not the call's
+                listener.broken = exc
                 self.forget(listener)
 
     async def _run(self, work: Callable[[Flight], Awaitable[Answer]], ended: Callable[[Flight, bool], None]) -> None:

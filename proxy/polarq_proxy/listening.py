@@ -137,7 +137,7 @@ class _Connection(asyncio.Protocol):
     one, unless it is the rest of a body that nobody wanted.
     """
 
-    __slots__ = ("_body", "_handler", "_silent_s", "_timer", "_transport", "_under_way")
+    __slots__ = ("_begun_early", "_body", "_handler", "_silent_s", "_timer", "_transport", "_under_way")
 
     def __init__(self, handler: RequestHandler, silent_s: float) -> None:
         self._handler = handler
@@ -147,6 +147,8 @@ class _Connection(asyncio.Protocol):
         self._under_way = False
         self._body: StreamReader | None = None
         """Of the last request, until all of it has come."""
+        self._begun_early = False
+        """More of a next head came while a request is under way."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
@@ -154,9 +156,12 @@ class _Connection(asyncio.Protocol):
         self._handler.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        # Nearly every head comes in one piece, and needs no timer.
-        if self._timer is None and not self._under_way and _HEAD_END not in data and self._is_no_body():
-            self._wait_for_head()
+        # Nearly every head comes in one piece, and needs no timer. Old clients send an empty line after a body.
+        if self._timer is None and _HEAD_END not in data and self._is_no_body() and not data.isspace():
+            if self._under_way:
+                self._begun_early = True
+            else:
+                self._wait_for_head()
         self._handler.data_received(data)
 
     def eof_received(self) -> None:
@@ -175,11 +180,13 @@ class _Connection(asyncio.Protocol):
     def begins(self, body: StreamReader) -> None:
         """A head has come whole."""
         self._stop_waiting()
-        self._under_way, self._body = True, body
+        self._under_way, self._body, self._begun_early = True, body, False
 
     def ends(self) -> None:
         """Its request is answered."""
         self._under_way = False
+        if self._begun_early and self._timer is None:
+            self._wait_for_head()
         self._is_no_body()
 
     def _is_no_body(self) -> bool:

@@ -57,8 +57,9 @@ class Gate:
         if pause.mode == "abort":
             now = asyncio.get_running_loop().time()
             for scope in self._running - self._cut:
-                self._cut.add(scope)
-                scope.reschedule(now)
+                if not scope.expired():  # else its own limit has ended it, and it is only winding down
+                    self._cut.add(scope)
+                    scope.reschedule(now)
 
     @property
     def open(self) -> bool:
@@ -140,4 +141,7 @@ class PauseWatch:
     async def _watching(self) -> None:
         while True:
             await asyncio.sleep(POLL_S)
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # without this watch no pause would ever begin or end again
+                log.exception("the pause of model calls could not be looked at")

@@ -15,7 +15,7 @@ from polarq_proxy.front import owner_of, peer_path
 _HOP_BY_HOP = frozenset(
     {
         "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
-        "upgrade", "content-length",
+        "upgrade", "content-length", "expect",
     }
 )  # fmt: skip
 
@@ -52,7 +52,7 @@ class Peers:
             )
         headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP]
         data = request.content.iter_any() if request.body_exists else None
-        url = URL(f"http://peer{request.raw_path}", encoded=True)
+        url = URL(f"http://peer{request.rel_url.raw_path_qs}", encoded=True)
         try:
             answer = await client.request(request.method, url, headers=headers, data=data, allow_redirects=False)
         except aiohttp.ClientError as exc:

@@ -111,6 +111,11 @@ class Relay:
                 flight.left_record = True
                 await self._recorder.keep_broken(capture, flight.so_far(), fault.message)
             raise
+        except Exception:
+            if flight.began:
+                flight.left_record = True
+                await self._recorder.keep_broken(capture, flight.so_far(), "polarq's proxy failed at the answer")
+            raise
         flight.settling = True
         try:
             await self._recorded(flight, answer)
@@ -415,6 +420,7 @@ async def fail(fault: CallFault, writer: StreamWriter, down: Downstream) -> None
 
 async def sent_last(down: Downstream, events: bytes) -> bool:
     """Whether the harness was still there to read them."""
+    await down.quiet()  # nothing may follow the end, however slowly it is read
     try:
         await down.send(events)
         return await down.finish()

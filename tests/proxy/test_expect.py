@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
@@ -45,4 +46,14 @@ async def test_another_expectation_is_refused_in_the_dialects_words(redis_client
         assert (await reader.readline()).startswith(b"HTTP/1.1 417 ")
         await reader.readuntil(b"\r\n\r\n")
         assert b"100-continue" in await reader.readuntil(b"}}")
+        writer.close()
+
+
+async def test_who_has_no_session_is_not_told_to_send_a_body(redis_client: Redis, keys: Keys) -> None:
+    async with (
+        ScriptedInference(scenario=Scenario.of("hi")) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+    ):
+        reader, writer = await _asked(replace(rig, secret="pq-guess"), "100-continue")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 404 ")
         writer.close()

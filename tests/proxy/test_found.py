@@ -9,15 +9,18 @@ import json
 import logging
 import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from redis.asyncio import Redis
 
 from polarq.ledger.keys import Keys
-from polarq.store.pauses import clear_pause, set_pause
+from polarq.store.pauses import Pause, clear_pause, set_pause
 from polarq.testing.inference import SampledCall, Scenario, Script, ScriptedInference, Turn
+from polarq_proxy.dialects import openai_chat
+from polarq_proxy.pausing import Gate
 
-from .raw_engine import RawCall, raw_engine
+from .raw_engine import RawCall, delta, event, last, raw_engine
 from .rig import HELLO, Rig, running, until
 
 WORDS = "one two three four five six seven eight"
@@ -216,3 +219,97 @@ async def test_calls_that_hold_too_much_together_are_told_to_come_again(redis_cl
         assert (await first)[0] == 200
         status, _ = await rig.post(larger)
         assert status == 200  # alone, a call may hold more than that
+
+
+async def test_a_pause_leaves_a_call_alone_whose_own_time_is_up() -> None:
+    gate, limit = Gate(hold_s=1.0), asyncio.timeout(0)
+    cut = None
+    with pytest.raises(TimeoutError):
+        async with limit:
+            gate.passed(limit)
+            try:
+                await asyncio.Event().wait()
+            finally:  # it winds down, which may take a while, and meanwhile a pause begins
+                gate.set(Pause(pause_id="p", mode="abort"))
+                cut = gate.left(limit)
+    assert cut is False
+    assert not gate.open
+
+
+async def test_a_look_at_the_pause_that_fails_is_not_the_last_one(
+    redis_client: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        ScriptedInference(scenario=Scenario.of("hi")) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+    ):
+        failed = asyncio.Event()
+
+        def fail(pause: Pause | None) -> None:
+            monkeypatch.undo()
+            failed.set()
+            raise RuntimeError("once")
+
+        monkeypatch.setattr(rig.proxy.gate, "set", fail)
+        await set_pause(redis_client, keys, lease_s=60)
+        await failed.wait()
+        await until(lambda: not rig.proxy.gate.open)
+
+
+async def test_nothing_follows_a_streams_end_however_slowly_it_is_read(redis_client: Redis, keys: Keys) -> None:
+    large, keepalive_s = "x" * 8_000_000, 0.1
+
+    async def act(call: RawCall) -> None:
+        await call.head()
+        first = {"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}
+        await call.chunk(event({"choices": [first], "model": "m", "prompt_token_ids": [1, 2]}))
+        await call.chunk(delta(large, (6,)))
+        await call.chunk(delta("", (), finish="stop") + last(1))
+        await call.end()
+
+    async with (
+        raw_engine(act) as engine,
+        running(redis_client, keys, engine.url, keepalive_s=keepalive_s) as rig,
+    ):
+        loop, address = asyncio.get_running_loop(), urlsplit(rig.url)
+        with socket.socket() as harness:
+            harness.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            harness.setblocking(False)
+            await loop.sock_connect(harness, (address.hostname, address.port))
+            body = json.dumps({"model": "m", "messages": HELLO, "stream": True}).encode()
+            head = (
+                f"POST /s/{rig.secret}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            await loop.sock_sendall(harness, head.encode() + body)
+            await until(lambda: rig.proxy.counters.calls == 1)
+            got = b""
+            while not got.endswith(b"\r\n0\r\n\r\n"):
+                if len(got) > 7_400_000 and keepalive_s:
+                    await asyncio.sleep(8 * keepalive_s)  # its end waits here to be read
+                    keepalive_s = 0.0
+                piece = await loop.sock_recv(harness, 65536)
+                assert piece, got[-200:]
+                got += piece
+            assert got.count(b"[DONE]") == 1
+            await asyncio.sleep(0.5)
+            with pytest.raises(BlockingIOError):
+                harness.recv(1)
+
+
+async def test_what_cannot_be_written_for_a_harness_is_recorded_all_the_same(
+    redis_client: Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: object, piece: object) -> bytes:
+        raise KeyError("boom")
+
+    async with (
+        ScriptedInference(scenario=Scenario.of(WORDS)) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+    ):
+        monkeypatch.setattr(openai_chat._ChatStream, "piece", broken)
+        status, _, data = await rig.raw({"model": "m", "messages": HELLO, "stream": True})
+        assert (status, b"boom" in data) == (500, False)
+        await until(lambda: rig.proxy.counters.calls == 1)
+        [record] = await rig.records()
+        assert (record.untrainable, record.sampled_ids) == (None, sampled(inference)[0].sampled_ids)
+        assert rig.proxy.counters.in_flight == 0

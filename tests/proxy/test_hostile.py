@@ -16,7 +16,7 @@ from polarq.ledger.keys import Keys
 from polarq.testing.inference import Scenario, ScriptedInference
 from polarq_proxy.listening import Doors, tcp_sockets
 
-from .rig import HELLO, Rig, running
+from .rig import HELLO, Rig, running, until
 
 BODY = json.dumps({"model": "m", "messages": HELLO}).encode()
 
@@ -237,3 +237,36 @@ async def test_a_session_is_opened_by_its_own_secret_only(redis_client: Redis, k
         status, _ = await rig.post(BODY, headers={"Authorization": f"Bearer {other.secret}"})
         assert status == 200
         assert (len(await rig.records()), len(await other.records())) == (1, 0)
+
+
+@pytest.mark.parametrize("more", [b"POST /half HTTP/1.1\r\nX-Slow: ", b"G"])
+async def test_a_head_that_began_behind_a_request_has_to_end_too(redis_client: Redis, keys: Keys, more: bytes) -> None:
+    async with (
+        ScriptedInference(scenario=Scenario.of("hi")) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+        doors(rig, 0.2) as address,
+    ):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(head(f"/s/{rig.secret}/v1/chat/completions", f"Content-Length: {len(BODY)}") + BODY)
+        await until(lambda: rig.proxy.counters.in_flight == 1)
+        writer.write(more)
+        async with asyncio.timeout(20):
+            assert b" 200 " in await reader.read()
+        writer.close()
+
+
+async def test_an_empty_line_after_a_body_begins_no_head(redis_client: Redis, keys: Keys) -> None:
+    async with (
+        ScriptedInference(scenario=Scenario.of("hi", "hi")) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+        doors(rig, 0.2) as address,
+    ):
+        request = head(f"/s/{rig.secret}/v1/chat/completions", f"Content-Length: {len(BODY)}") + BODY
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(request)
+        assert b" 200 " in await reader.read(65536)
+        writer.write(b"\r\n")
+        await asyncio.sleep(0.8)  # four times the patience with a head
+        writer.write(request)
+        assert b" 200 " in await reader.read(65536)
+        writer.close()

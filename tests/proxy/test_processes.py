@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 from redis.asyncio import Redis
+from yarl import URL
 
 from polarq.contracts.completion import Completion
 from polarq.ledger.keys import Keys
@@ -126,6 +127,22 @@ async def test_one_connection_may_carry_the_sessions_of_all_processes(redis_url:
                     assert "error" in await answer.json()
         for _, rollout_id in sessions:
             assert [record.seq for record in await proxy.records(rollout_id)] == [0, 1, 2]
+
+
+async def test_a_whole_address_as_target_reaches_the_sessions_process_too(redis_url: str, tmp_path: Path) -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
+    async with running(redis_url, tmp_path, Scenario.of("hi")) as proxy:
+        sessions = [await proxy.session(index, index) for index in range(2)]
+        address = URL(proxy.url)
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        for secret, _ in sessions:  # the connection is the first one's, and the second call is passed on
+            target = f"{proxy.url}/s/{secret}/v1/chat/completions"
+            head = f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            assert b" 200 " in await reader.readline()
+            await reader.readuntil(b'"usage":')
+            await reader.readuntil(b"}}")
+        writer.close()
 
 
 async def test_a_process_that_dies_is_started_again_and_its_sessions_go_on(redis_url: str, tmp_path: Path) -> None:

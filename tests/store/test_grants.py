@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 
 from polarq.errors import GrantRefused, LedgerUnavailable
 from polarq.ledger.keys import Keys
-from polarq.store.grants import GrantUse, close_grant, note_fault, open_grant, read_grant
+from polarq.store.grants import GrantUse, close_grant, digest_of, note_fault, open_grant, read_grant
 
 from .samples import SPEC
 
@@ -79,3 +79,11 @@ async def test_a_redis_that_is_not_there_is_named(keys: Keys) -> None:
     async with Redis.from_url("redis://127.0.0.1:1/0", retry=None) as nobody:
         with pytest.raises(LedgerUnavailable, match="Redis"):
             await open_grant(nobody, keys, SPEC, ttl_s=60)
+
+
+async def test_a_grant_that_cannot_be_read_is_refused(redis_client: Redis, keys: Keys) -> None:
+    for field in ("spec", "next_seq"):
+        secret = await open_grant(redis_client, keys, SPEC, ttl_s=60)
+        await redis_client.hset(keys.grant(digest_of(secret)), field, "?")
+        with pytest.raises(GrantRefused, match="cannot be read"):
+            await read_grant(redis_client, keys, secret)
