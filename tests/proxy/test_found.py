@@ -258,11 +258,13 @@ async def test_a_look_at_the_pause_that_fails_is_not_the_last_one(
 
 async def test_nothing_follows_a_streams_end_however_slowly_it_is_read(redis_client: Redis, keys: Keys) -> None:
     large, keepalive_s = "x" * 8_000_000, 0.1
+    begun = asyncio.Event()
 
     async def act(call: RawCall) -> None:
         await call.head()
         first = {"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}
         await call.chunk(event({"choices": [first], "model": "m", "prompt_token_ids": [1, 2]}))
+        await begun.wait()
         await call.chunk(delta(large, (6,)))
         await call.chunk(delta("", (), finish="stop") + last(1))
         await call.end()
@@ -281,9 +283,12 @@ async def test_nothing_follows_a_streams_end_however_slowly_it_is_read(redis_cli
                 f"POST /s/{rig.secret}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
             )
             await loop.sock_sendall(harness, head.encode() + body)
-            await until(lambda: rig.proxy.counters.calls == 1)
-            await asyncio.sleep(8 * keepalive_s)  # all of it waits to be read, its end too
             got = b""
+            while b"data: " not in got:
+                got += await loop.sock_recv(harness, 65536)
+            begun.set()
+            await until(lambda: rig.proxy.counters.calls == 1)
+            await asyncio.sleep(8 * keepalive_s)  # the rest waits to be read, its end too
             while not got.endswith(b"\r\n0\r\n\r\n"):
                 piece = await loop.sock_recv(harness, 65536)
                 assert piece, got[-200:]
