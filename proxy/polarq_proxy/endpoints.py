@@ -91,6 +91,8 @@ class Endpoint:
         self.gives_versions = False
         """Its answers themselves say which policy version sampled them."""
         self._weights_route = engine.weights_path is not None
+        self._said = ""
+        """What the log was told of it last."""
         self._wake = asyncio.Event()
         self._met = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
@@ -149,6 +151,8 @@ class Endpoint:
         """Real answers tell more than the probe did."""
         if not given and self.state.gives_ids is not False:
             log.warning("%s gave no token ids: its calls are recorded and cannot be trained on", self.upstream.where)
+            # A node without ids takes no rollouts, so that no call would ever show that there are some again.
+            self._wake.set()
         self.state.gives_ids = given
 
     async def ensure_model(self) -> str:
@@ -186,7 +190,7 @@ class Endpoint:
         failures = 0
         while True:
             try:
-                if self.state.reachable and self.state.gives_ids is not None:
+                if self.state.reachable and self.state.gives_ids:
                     await self.upstream.get_json(self.engine.health_path, QUICK_TIMEOUT_S)
                 else:
                     await self._examine()
@@ -225,7 +229,10 @@ class Endpoint:
         self.tokens_in = await self._opened_tokens_in()
         await self._meet_exactly()
         state.reachable = True
-        log.log(logging.WARNING if state.problem else logging.INFO, "%s", self.in_words())
+        words = self.in_words()
+        if words != self._said:
+            log.log(logging.WARNING if state.problem else logging.INFO, "%s", words)
+            self._said = words
 
     def in_words(self) -> str:
         """What this server can give and what not, in one line."""

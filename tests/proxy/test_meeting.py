@@ -6,9 +6,10 @@ import pytest
 from redis.asyncio import Redis
 
 from polarq.ledger.keys import Keys
+from polarq.testing.inference import Scenario, ScriptedInference
 
 from .raw_engine import RawCall, answer, raw_engine
-from .rig import running
+from .rig import running, until
 
 
 @pytest.mark.parametrize(
@@ -35,3 +36,16 @@ async def test_what_its_log_probabilities_are_is_found_out_at_start(
             [health] = rig.proxy.health()["inference"]
             assert f"log-probabilities: {mode}" in health["said"]
             assert ("--logprobs-mode" in health["problem"]) is not trainable
+
+
+async def test_a_server_that_gave_no_ids_once_is_looked_at_again(redis_client: Redis, keys: Keys) -> None:
+    async with (
+        ScriptedInference(scenario=Scenario.of("one", "two")) as inference,
+        running(redis_client, keys, inference.base_url) as rig,
+    ):
+        [endpoint] = rig.proxy.fleet.endpoints
+        await until(lambda: endpoint.state.gives_ids is True)
+        endpoint.note_ids(False)
+        assert rig.proxy.health()["ids"] is False
+        await until(lambda: endpoint.state.gives_ids is True)
+        assert rig.proxy.health()["ids"] is True
