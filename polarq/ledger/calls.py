@@ -17,6 +17,7 @@ from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import Boundary, Outcome, RolloutState, RolloutSummary, TaskState
 from polarq.contracts.task import Task, split_rollout_id
 from polarq.errors import TaskConflict
+from polarq.ledger.admission import Admission, facts
 from polarq.ledger.keys import PRIORITY_STEPS, Keys
 from polarq.ledger.records import (
     ActiveRollout,
@@ -73,17 +74,19 @@ class Calls:
     keys: Keys
     events_max: int = 100_000
     keep_s: int = 7 * 24 * 3600
+    admission: Admission = Admission()
 
     # --- the trainer's side
 
     def submit(self, task: Task, celery_id: str) -> Call[Submitted]:
-        """Records a task, or finds the same one again. Raises `TaskConflict` for a different one."""
+        """Records a task, or finds the same one again. Raises `TaskConflict` for a different one, and `QueueFull`."""
         k = self.keys
         model = task.agent.model_name or ""
         harness = task.agent.harness or task.agent.import_path or ""
         args = (
             task.task_id, task.canonical_json(), task.digest(), task.num_samples, task.run_id, celery_id, harness,
-            model, k.rollout_stem(task.task_id), self.events_max, self.keep_s,
+            model, k.rollout_stem(task.task_id), self.events_max, self.keep_s, *self.admission.most_waiting(task.run_id),
+            *facts(task, self.admission),
         )  # fmt: skip
         keys = (k.task(task.task_id), k.tombstone(task.task_id), k.tasks, k.waiting, k.events)
 
@@ -97,6 +100,8 @@ class Calls:
                 raise TaskConflict(
                     f"task_id '{task.task_id}' is taken by a different request ({decode(reply[1])}); choose another id"
                 )
+            if word == "full":
+                raise self.admission.full(task, decode(reply[1]) == "run", int(reply[2]))
             return Submitted(task.task_id, decode(reply[2]), word == "created", TaskState(decode(reply[1])))
 
         return Call(read, script("submit"), keys, args)

@@ -21,6 +21,7 @@ from redis.retry import Retry
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.errors import LedgerUnavailable
+from polarq.ledger.admission import Admission
 from polarq.ledger.calls import Call, Calls, read_event
 from polarq.ledger.keys import Keys
 from polarq.topology.models import Topology
@@ -38,7 +39,9 @@ _RETRIED: tuple[type[redis_errors.RedisError], ...] = (redis_errors.ConnectionEr
 
 def calls_for(topology: Topology) -> Calls:
     """Key layout and retention of a deployment."""
-    return Calls(Keys(topology.redis.prefix), topology.retention.events, int(topology.retention.result_s))
+    retention = topology.retention
+    admission = Admission.of(topology.limits)
+    return Calls(Keys(topology.redis.prefix), retention.events, int(retention.result_s), admission)
 
 
 def without_password(url: str) -> str:

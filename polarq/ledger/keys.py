@@ -86,6 +86,24 @@ class Keys:
         """Sorted set: queued rollouts by the time they were queued (server milliseconds)."""
         return f"{self.prefix}:waiting"
 
+    def run_waiting(self, run_id: str) -> str:
+        """Sorted set: a run's queued rollouts in the order in which they shall start. Kept beside `waiting`."""
+        return f"{self.prefix}:run-waiting:{run_id}"
+
+    def run_held(self, run_id: str) -> str:
+        """Set: a run's claimed rollouts. Kept beside `leases`."""
+        return f"{self.prefix}:run-held:{run_id}"
+
+    @property
+    def runs_waiting(self) -> str:
+        """Set: runs that have queued rollouts."""
+        return f"{self.prefix}:runs-waiting"
+
+    @property
+    def runs_paused(self) -> str:
+        """Set: runs of which nothing is claimed until they are resumed."""
+        return f"{self.prefix}:runs-paused"
+
     @property
     def events(self) -> str:
         """Stream: everything that happened, capped."""

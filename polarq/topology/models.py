@@ -429,6 +429,35 @@ class BudgetsSection(Contract):
     )
 
 
+class RunShare(Contract):
+    """What one training run (`run_id`) may take of the fleet."""
+
+    weight: float = Field(1.0, gt=0, le=1000, description="Its share of the nodes beside other runs that wait.")
+    max_in_flight: int | None = Field(None, ge=1, description="Rollouts of it that run at once; blank: no limit.")
+    max_queued: int | None = Field(None, ge=1, description="Rollouts of it that wait at once; blank: no limit.")
+
+
+class LimitsSection(Contract):
+    """Back-pressure, and how runs share the nodes. A submit that does not fit is refused and records nothing."""
+
+    max_queued: int | None = Field(None, ge=1, description="Rollouts that wait at once, of all runs; blank: no limit.")
+    retry_after_s: float = Field(5.0, gt=0, le=3600, description="Seconds after which a refused submit may try again.")
+    priority_head_start_s: float = Field(
+        60.0,
+        ge=0,
+        le=3600,
+        description="Seconds of waiting that one point of dispatch_priority is worth: what waited longer goes first.",
+    )
+    runs: dict[NodeId, RunShare] = Field(
+        {},
+        description="Per run_id: weight (its share of the nodes beside other runs, 1 where not given), max_in_flight and "
+        "max_queued (rollouts of it; blank: no limit).",
+    )
+
+    def of_run(self, run_id: str) -> RunShare:
+        return self.runs.get(run_id, RunShare())
+
+
 class Topology(Contract):
     """A whole deployment."""
 
@@ -438,6 +467,7 @@ class Topology(Contract):
     security: SecuritySection = Field(SecuritySection(), description="What tasks may do.")
     retention: RetentionSection = Field(RetentionSection(), description="What is kept.")
     budgets: BudgetsSection = Field(BudgetsSection(), description="Limits on tasks.")
+    limits: LimitsSection = Field(LimitsSection(), description="Back-pressure and fair shares.")
 
     def node(self, node_id: str) -> Node | None:
         return next((node for node in self.gateway.nodes if node.id == node_id), None)

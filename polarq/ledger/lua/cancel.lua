@@ -29,7 +29,7 @@ for i = first, last do
   local r = redis.call('HMGET', key, 'state', 'owner', 'job_id')
   if r[1] == 'queued' then
     redis.call('HSET', key, 'state', 'cancelled', 'summary', ARGV[7], 'ended_ms', now)
-    redis.call('ZREM', waiting, id)
+    be_over(waiting, task, id)
     redis.call('HINCRBY', task, 'cancelled', 1)
     redis.call('HINCRBY', task, 'queued', -1)
     emit(events, max, 'session.state_changed', {task_id = task_id, session_id = id, status = 'cancelled'})

@@ -25,8 +25,7 @@ local attempt = redis.call('HINCRBY', rollout, 'attempt', 1)
 local token = redis.call('HINCRBY', rollout, 'token', 1)
 redis.call('HSET', rollout, 'state', 'preparing', 'owner', node_id, 'lease_ms', now + lease, 'claimed_ms', now,
   'stage_ms', now, 'job_id', job_id, 'nonce', ARGV[7])
-redis.call('ZREM', waiting, rollout_id)
-redis.call('ZADD', leases, now + lease, rollout_id)
+be_held(leases, task, rollout_id, now + lease)
 touch(task, tasks, task_id, now)
 emit(events, max, 'session.state_changed', {task_id = task_id, session_id = rollout_id, status = 'preparing',
   node_id = node_id, attempt = attempt})

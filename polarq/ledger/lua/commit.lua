@@ -12,7 +12,7 @@ if r[2] ~= token or not may(r[1], to) or r[1] == 'queued' then return {'lost', r
 local now = now_ms()
 redis.call('HSET', rollout, 'state', to, 'summary', ARGV[4], 'ended_ms', now)
 redis.call('HDEL', rollout, 'lease_ms')
-redis.call('ZREM', leases, rollout_id)
+be_over(leases, task, rollout_id)
 redis.call('HINCRBY', task, to, 1)
 touch(task, tasks, task_id, now)
 local reward = cjson.null

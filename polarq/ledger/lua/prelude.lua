@@ -8,6 +8,41 @@ local function emit(stream, max, kind, data)
   redis.call('XADD', stream, 'MAXLEN', '~', max, '*', 'type', kind, 'data', cjson.encode(data))
 end
 
+-- The indexes of what waits and what is held, of all and of each run, change together and only here. `index` is the
+-- name of any shared key: the others lie beside it.
+local function beside(index, name)
+  return string.match(index, '^(.*:)[^:]*$') .. name
+end
+
+local function leave(index, run, id)
+  local own = beside(index, 'run-waiting:' .. run)
+  redis.call('ZREM', beside(index, 'waiting'), id)
+  redis.call('ZREM', own, id)
+  if redis.call('EXISTS', own) == 0 then redis.call('SREM', beside(index, 'runs-waiting'), run) end
+  redis.call('ZREM', beside(index, 'leases'), id)
+  redis.call('SREM', beside(index, 'run-held:' .. run), id)
+end
+
+-- What waits longer goes first; its task's priority is worth so many milliseconds of waiting.
+local function wait_in_line(index, task, id, now)
+  local t = redis.call('HMGET', task, 'run_id', 'head_ms')
+  leave(index, t[1], id)
+  redis.call('ZADD', beside(index, 'waiting'), now, id)
+  redis.call('ZADD', beside(index, 'run-waiting:' .. t[1]), now - tonumber(t[2] or 0), id)
+  redis.call('SADD', beside(index, 'runs-waiting'), t[1])
+end
+
+local function be_held(index, task, id, until_ms)
+  local run = redis.call('HGET', task, 'run_id')
+  leave(index, run, id)
+  redis.call('ZADD', beside(index, 'leases'), until_ms, id)
+  redis.call('SADD', beside(index, 'run-held:' .. run), id)
+end
+
+local function be_over(index, task, id)
+  leave(index, redis.call('HGET', task, 'run_id'), id)
+end
+
 local function may(before, after)
   return MAY[before] ~= nil and MAY[before][after] == true
 end

@@ -1,0 +1,57 @@
+"""What a submission is let in by, and what the ledger keeps of a task so that it can be ordered and routed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from polarq.contracts.task import Task
+from polarq.errors import QueueFull
+from polarq.topology.models import LimitsSection, RunShare
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A deployment's limits, as the atomic steps take them."""
+
+    most_of_all: int | None = None
+    retry_after_s: float = 5.0
+    head_start_s: float = 60.0
+    runs: Mapping[str, RunShare] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, limits: LimitsSection) -> Admission:
+        return cls(limits.max_queued, limits.retry_after_s, limits.priority_head_start_s, limits.runs)
+
+    def most_of_run(self, run_id: str) -> int | None:
+        share = self.runs.get(run_id)
+        return None if share is None else share.max_queued
+
+    def most_waiting(self, run_id: str) -> tuple[int | str, int | str]:
+        """Rollouts that may wait, of all runs and of this one, as arguments of a script ('' for no limit)."""
+        of_run = self.most_of_run(run_id)
+        return ("" if self.most_of_all is None else self.most_of_all, "" if of_run is None else of_run)
+
+    def full(self, task: Task, of_run: bool, waiting: int) -> QueueFull:
+        """The refusal, in one line."""
+        most = self.most_of_run(task.run_id) if of_run else self.most_of_all
+        whose = f" of run '{task.run_id}'" if of_run else ""
+        text = (
+            f"the queue is full: {waiting} rollouts{whose} wait and at most {most} may, so that {task.num_samples} more "
+            f"do not fit; try again in {self.retry_after_s:g} s"
+        )
+        return QueueFull(text, self.retry_after_s)
+
+
+def facts(task: Task, admission: Admission) -> tuple[str | int, ...]:
+    """Names and values of a task's fields that order and routing need, beside its request."""
+    place = task.placement
+    made: dict[str, str | int] = {"head_ms": int(task.dispatch_priority * admission.head_start_s * 1000)}
+    if place.node_id is not None:
+        made["pin"] = place.node_id
+    if place.policy == "together":
+        made["together"] = 1
+    if place.labels:
+        made["labels"] = json.dumps(place.labels, sort_keys=True)
+    return tuple(part for pair in made.items() for part in pair)
