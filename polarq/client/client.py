@@ -150,7 +150,7 @@ class Client(_Deployment):
     def submit(self, source: TaskSource, *, celery_id: str | None = None) -> Submitted:
         """Records the task and rings its doorbells. The same request under the same task_id is the same task.
 
-        Raises `InvalidTask` or `TaskConflict`; then nothing was recorded.
+        Raises `InvalidTask`, `TaskConflict` or `QueueFull`; then nothing was recorded.
         """
         task = self.checked(source)
         queues = choose_queues(task, self.ledger.nodes(), self.topology)
