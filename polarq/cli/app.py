@@ -27,8 +27,7 @@ FIRST, TASKS, FLEET, PROCESSES = "First steps", "Tasks", "Fleet", "Processes"
 
 EXIT_CODES = (
     "Exit codes: 0 all rollouts completed; 1 some failed or timed out; 2 bad input; 3 Redis or the shim does not "
-    "answer; 4 cancelled; 5 not ended yet; 75 the queue is full, try later; 124 the wait was over; 130 Ctrl-C; 141 closed "
-    "pipe."
+    "answer; 4 cancelled; 5 not ended yet; 75 the queue is full; 124 the wait was over; 130 Ctrl-C; 141 closed pipe."
 )
 
 app = typer.Typer(

@@ -38,10 +38,13 @@ class Admission:
         most = self.most_of_run(task.run_id) if of_run else self.most_of_all
         whose = f" of run '{task.run_id}'" if of_run else ""
         text = (
-            f"the queue is full: {waiting} rollouts{whose} wait and at most {most} may, so that {task.num_samples} more "
-            f"do not fit; try again in {self.retry_after_s:g} s"
+            f"the queue is full: {waiting} rollouts{whose} wait and at most {most} may, so that {task.num_samples} "
+            f"more do not fit; try again in {self.retry_after_s:g} s"
         )
         return QueueFull(text, self.retry_after_s)
+
+
+UNLIMITED = Admission()
 
 
 def facts(task: Task, admission: Admission) -> tuple[str | int, ...]:

@@ -17,7 +17,7 @@ from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import Boundary, Outcome, RolloutState, RolloutSummary, TaskState
 from polarq.contracts.task import Task, split_rollout_id
 from polarq.errors import TaskConflict
-from polarq.ledger.admission import Admission, facts
+from polarq.ledger.admission import UNLIMITED, Admission, facts
 from polarq.ledger.keys import PRIORITY_STEPS, Keys
 from polarq.ledger.records import (
     ActiveRollout,
@@ -74,7 +74,7 @@ class Calls:
     keys: Keys
     events_max: int = 100_000
     keep_s: int = 7 * 24 * 3600
-    admission: Admission = Admission()
+    admission: Admission = UNLIMITED
 
     # --- the trainer's side
 
@@ -85,8 +85,8 @@ class Calls:
         harness = task.agent.harness or task.agent.import_path or ""
         args = (
             task.task_id, task.canonical_json(), task.digest(), task.num_samples, task.run_id, celery_id, harness,
-            model, k.rollout_stem(task.task_id), self.events_max, self.keep_s, *self.admission.most_waiting(task.run_id),
-            *facts(task, self.admission),
+            model, k.rollout_stem(task.task_id), self.events_max, self.keep_s,
+            *self.admission.most_waiting(task.run_id), *facts(task, self.admission),
         )  # fmt: skip
         keys = (k.task(task.task_id), k.tombstone(task.task_id), k.tasks, k.waiting, k.events)
 

@@ -450,8 +450,8 @@ class LimitsSection(Contract):
     )
     runs: dict[NodeId, RunShare] = Field(
         {},
-        description="Per run_id: weight (its share of the nodes beside other runs, 1 where not given), max_in_flight and "
-        "max_queued (rollouts of it; blank: no limit).",
+        description="Per run_id: weight (its share of the nodes beside other runs, 1 where not given), max_in_flight "
+        "and max_queued (rollouts of it; blank: no limit).",
     )
 
     def of_run(self, run_id: str) -> RunShare:
