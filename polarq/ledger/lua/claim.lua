@@ -8,7 +8,7 @@ local state = r[1]
 if not state then return {'unknown'} end
 if ENDS[state] then return {'done', state} end
 local now = now_ms()
-if r[5] == ARGV[7] then
+if r[5] == ARGV[7] and state ~= 'queued' then
   -- The same claim once more: the answer to the first got lost on its way.
   return {'granted', tonumber(r[6]), tonumber(r[7]), tonumber(r[8]) - tonumber(r[4]),
     redis.call('HGET', task, 'request'), tonumber(r[8])}
@@ -16,6 +16,7 @@ end
 if state ~= 'queued' then
   if tonumber(r[2] or 0) > now then return {'busy', r[3]} end
   -- Its lease ran out and nobody has given it back yet: this claim is the next attempt.
+  note_loss(rollout, r[3], state, r[6], 'lease_expired', now)
 elseif not may(state, 'preparing') then
   return {'busy', ''}
 else

@@ -5,7 +5,9 @@ local rollout_id, token, to, max, task_id = ARGV[1], ARGV[2], ARGV[3], ARGV[5], 
 local r = redis.call('HMGET', rollout, 'state', 'token', 'owner')
 if not r[1] then return {'lost', 'unknown'} end
 if ENDS[r[1]] then
-  if r[2] == token and r[1] == to then return {'already', redis.call('HGET', task, 'state') ~= 'running' and 1 or 0} end
+  if r[2] == token and r[1] == to then
+    return {'already', redis.call('HEXISTS', task, 'ended_ms')}
+  end
   return {'lost', r[1]}
 end
 if r[2] ~= token or not may(r[1], to) or r[1] == 'queued' then return {'lost', r[1]} end
