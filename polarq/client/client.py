@@ -19,14 +19,16 @@ from polarq.client.pausing import (
     pause_inference,
     resume_inference,
 )
+from polarq.client.reading import ReadsResults, ReadsResultsAsync
 from polarq.client.results import Trajectories, assemble, payload_refs
-from polarq.client.routing import celery_priority, choose_queues
+from polarq.client.routing import celery_priority, choose_queues, why_waiting
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult, TaskResult
 from polarq.contracts.task import Task
 from polarq.errors import LedgerUnavailable, NodeNotFound, NotQueued, ResultTimeout, TaskNotFound
 from polarq.ledger import AsyncLedger, Cancelled, Ledger, Submitted, TaskHead, TaskRecord, calls_for, without_password
+from polarq.ledger.control import run_state
 from polarq.settings import Settings
 from polarq.store.pauses import PauseMode
 from polarq.store.payloads import get_payload
@@ -135,7 +137,7 @@ def _known(found: T | None, task_id: str) -> T:
     return found
 
 
-class Client(_Deployment):
+class Client(_Deployment, ReadsResults):
     """Submits tasks and reads results from threads and plain scripts.
 
     Every method raises `LedgerUnavailable` when Redis does not answer.
@@ -162,6 +164,14 @@ class Client(_Deployment):
             # The first submitter may have died between recording and ringing; a doorbell too many is harmless.
             self.ring(task, _waiting(self._record(task.task_id), queues))
         return done
+
+    def waiting_for(self, task_id: str) -> str | None:
+        """What the task's waiting rollouts wait for, in one line; None: for nothing but a free place, or none waits."""
+        task = self._record(task_id, with_request=True)
+        if not task.counts.queued or task.request is None:
+            return None
+        run = self.ledger.do(run_state(self.ledger.calls.keys, task.run_id))
+        return why_waiting(task.request, self.ledger.nodes(), self.topology, run)
 
     def ring_again(self, task: Task, index: int, *, leaving: str | None = None) -> None:
         """Publishes a doorbell for one waiting rollout; `leaving` is a node that should not get it if others can."""
@@ -286,7 +296,7 @@ def _remaining(deadline: float | None, head: TaskHead) -> float:
     return left
 
 
-class AsyncClient(_Deployment):
+class AsyncClient(_Deployment, ReadsResultsAsync):
     """The same for asyncio. See `Client` for what each method does and raises."""
 
     def __init__(
@@ -305,6 +315,13 @@ class AsyncClient(_Deployment):
         elif not done.state.terminal:
             await asyncio.to_thread(self.ring, task, _waiting(await self.record(task.task_id), queues))
         return done
+
+    async def waiting_for(self, task_id: str) -> str | None:
+        task = await self._record(task_id, with_request=True)
+        if not task.counts.queued or task.request is None:
+            return None
+        run = await self.ledger.do(run_state(self.ledger.calls.keys, task.run_id))
+        return why_waiting(task.request, await self.ledger.nodes(), self.topology, run)
 
     async def get(self, task_id: str, trajectories: Trajectories | str = Trajectories.FULL) -> TaskResult:
         wanted = Trajectories(trajectories)

@@ -57,4 +57,10 @@ def facts(task: Task, admission: Admission) -> tuple[str | int, ...]:
         made["together"] = 1
     if place.labels:
         made["labels"] = json.dumps(place.labels, sort_keys=True)
+    if place.model is not None:
+        made["wants_model"] = place.model
+    if task.runtime is None:
+        made["backend"] = ""
+    elif task.runtime.import_path is None:
+        made["backend"] = task.runtime.backend
     return tuple(part for pair in made.items() for part in pair)

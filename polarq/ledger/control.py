@@ -1,0 +1,48 @@
+"""Flags that hold work back, kept in the ledger: what a broadcast tells at once, every claim and heartbeat finds here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from polarq.ledger.calls import Call
+from polarq.ledger.keys import Keys
+from polarq.ledger.records import decode
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """One training run, over all its tasks."""
+
+    run_id: str
+    paused: bool
+    waiting: int
+    held: int
+    """Rollouts of it that nodes hold."""
+
+
+def run_state(keys: Keys, run_id: str) -> Call[RunState]:
+    commands = (
+        ("SISMEMBER", keys.runs_paused, run_id),
+        ("ZCARD", keys.run_waiting(run_id)),
+        ("SCARD", keys.run_held(run_id)),
+    )
+    return Call(
+        lambda replies: RunState(run_id, bool(replies[0]), int(replies[1]), int(replies[2])), commands=commands
+    )
+
+
+def known_runs(keys: Keys) -> Call[list[str]]:
+    """Runs that wait or are paused, by id."""
+
+    def read(replies: list[Any]) -> list[str]:
+        return sorted({decode(run_id) for reply in replies for run_id in reply})
+
+    return Call(read, commands=(("SMEMBERS", keys.runs_waiting), ("SMEMBERS", keys.runs_paused)))
+
+
+def pause_run(keys: Keys, run_id: str, on: bool) -> Call[bool]:
+    """Sets or clears a run's pause; whether that changed anything."""
+    return Call(
+        lambda replies: bool(replies[0]), commands=(("SADD" if on else "SREM", keys.runs_paused, run_id),)
+    )
