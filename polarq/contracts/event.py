@@ -12,7 +12,8 @@ class Event(Contract):
     """One line of the event stream.
 
     Types: task.created, task.updated, task.completed, task.cancelling, session.state_changed, node.joined, node.left,
-    node.draining, node.paused, node.resumed. `data` always has `task_id` for task and session events.
+    node.draining, node.paused, node.resumed, node.lost, session.reaped (its node was lost; what became of it is the
+    next event). `data` always has `task_id` for task and session events.
     """
 
     event_id: str

@@ -230,8 +230,9 @@ class Calls:
         """Writes a node's record and says that it is alive; answers the node's flags."""
         body = record.model_dump_json(exclude={"alive", "draining", "paused", "queue_depth"})
         commands = (
-            ("HSET", self.keys.nodes, record.node_id, body),
+            # Alive first: a record without that is a node that is gone.
             ("SET", self.keys.node_alive(record.node_id), "1", "PX", int(alive_s * 1000)),
+            ("HSET", self.keys.nodes, record.node_id, body),
             ("HGETALL", self.keys.node_flags(record.node_id)),
         )
         return Call(lambda replies: _hash(replies[2]), commands=commands)

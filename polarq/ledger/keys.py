@@ -127,6 +127,26 @@ class Keys:
         """Hash: flags for all nodes (paused inference)."""
         return f"{self.prefix}:fleet"
 
+    @property
+    def reaper(self) -> str:
+        """String with a short expiry: which worker is the reaper now."""
+        return f"{self.prefix}:reaper"
+
+    @property
+    def reaped(self) -> str:
+        """Hash: what reapers did -> how often."""
+        return f"{self.prefix}:reaped"
+
+    @property
+    def untold(self) -> str:
+        """Sorted set: ended tasks of which Celery and the callback may not know, by when to look (milliseconds)."""
+        return f"{self.prefix}:untold"
+
+    @property
+    def nodes_lost(self) -> str:
+        """Sorted set: nodes with a record that are gone, by when that was noticed (server milliseconds)."""
+        return f"{self.prefix}:nodes-lost"
+
     def grant(self, secret_sha256: str) -> str:
         """Hash with expiry: what a session secret opens."""
         return f"{self.prefix}:grant:{secret_sha256}"

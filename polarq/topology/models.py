@@ -357,7 +357,18 @@ class GatewaySection(Contract):
     """The nodes."""
 
     heartbeat_interval_seconds: float = Field(5.0, gt=0, description="Seconds between a node's heartbeats.")
-    lease_s: float = Field(20.0, gt=1, description="Seconds a claimed rollout stays owned without renewal.")
+    lease_s: float = Field(18.0, gt=1, description="Seconds a claimed rollout stays owned without renewal.")
+    reap_interval_s: float = Field(
+        2.0,
+        gt=0,
+        description="Seconds between two looks for what a lost node left behind; one worker at a time does it.",
+    )
+    ring_again_s: float = Field(
+        10.0, gt=0, description="Seconds a rollout waits before its message, if it is in no queue, is sent again."
+    )
+    max_attempts: int = Field(
+        3, ge=1, description="Attempts of one rollout that may end by the loss of their node; the last one fails it."
+    )
     drain_grace_s: float = Field(
         600.0,
         ge=0,
@@ -417,6 +428,9 @@ class RetentionSection(Contract):
         7 * 24 * 3600.0, gt=0, description="Seconds a finished task and its trajectories stay in Redis."
     )
     events: int = Field(100_000, gt=0, description="Events kept, about.")
+    lost_nodes_s: float = Field(
+        7 * 24 * 3600.0, gt=0, description="Seconds the record and the flags of a node that is gone are kept."
+    )
 
 
 class BudgetsSection(Contract):

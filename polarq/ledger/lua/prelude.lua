@@ -57,6 +57,15 @@ local function touch(task, tasks, task_id, now)
   redis.call('ZADD', tasks, now, task_id)
 end
 
+-- How a rollout's attempts lost their nodes is kept with it, the newest ones. Returns how many there were.
+local function note_loss(rollout, node, stage, attempt, cause, now)
+  local kept = cjson.decode(redis.call('HGET', rollout, 'losses') or '[]')
+  if #kept == 10 then table.remove(kept, 1) end
+  kept[#kept + 1] = {node = node or '', stage = stage, attempt = tonumber(attempt), cause = cause, at_ms = now}
+  redis.call('HSET', rollout, 'losses', cjson.encode(kept))
+  return redis.call('HINCRBY', rollout, 'lost', 1), kept
+end
+
 -- The last end of a rollout ends its task. Returns 1 when this call did it.
 local function finish(task, events, max, stem, task_id, keep_s, now)
   local num = tonumber(redis.call('HGET', task, 'num'))
@@ -69,6 +78,8 @@ local function finish(task, events, max, stem, task_id, keep_s, now)
   if redis.call('HGET', task, 'cancel') == '1' then state = 'cancelled' end
   redis.call('HSET', task, 'state', state, 'ended_ms', now)
   redis.call('EXPIRE', task, keep_s)
+  -- Whoever ended it tells Celery and the callback; should that one die first, the reaper finds it here.
+  redis.call('ZADD', beside(events, 'untold'), now + 10000, task_id)
   for i = 0, num - 1 do redis.call('EXPIRE', stem .. i, keep_s) end
   emit(events, max, 'task.completed', {task_id = task_id, status = state, completed_sessions = done, total_sessions = num})
   return 1
