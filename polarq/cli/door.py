@@ -112,7 +112,8 @@ class RedisDoor:
         return Accepted(done.task_id, done.created)
 
     def picture(self, task_id: str) -> Picture:
-        return Picture.of(self.client.record(task_id))
+        record = self.client.record(task_id)
+        return Picture.of(record, self.client.waiting_for(task_id) if record.counts.queued else None)
 
     def rollout(self, rollout_id: str) -> RolloutResult:
         return self.client.rollout(rollout_id)

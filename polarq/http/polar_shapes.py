@@ -77,6 +77,8 @@ class TaskStatus(TypedDict):
     counts: NotRequired[dict[str, int]]
     """polarq's: total, queued, running, completed, failed, timed_out, cancelled."""
     run_id: NotRequired[str]
+    waiting_for: NotRequired[str | None]
+    """polarq's: what its queued rollouts wait for, when it is more than a free place."""
     created_at: NotRequired[float]
     updated_at: NotRequired[float]
     results_offset: NotRequired[int]

@@ -168,7 +168,13 @@ async def _task_answer(shim: Shim, request: web.Request, record: TaskRecord, ask
     connection: a client never takes half a body for a whole one."""
     paths = await shim.files.paths(record) if shim.files is not None else []
     parts = task_parts(
-        shim.client.ledger, record, asked.trajectories, offset=asked.offset, limit=asked.limit, paths=paths
+        shim.client.ledger,
+        record,
+        asked.trajectories,
+        offset=asked.offset,
+        limit=asked.limit,
+        paths=paths,
+        waiting_for=await shim.client.waiting_for(record.task_id) if record.counts.queued else None,
     )
     first = await anext(parts)
     if asked.trajectories is not Trajectories.FULL or not record.counts.ended:

@@ -27,9 +27,7 @@ def run_state(keys: Keys, run_id: str) -> Call[RunState]:
         ("ZCARD", keys.run_waiting(run_id)),
         ("SCARD", keys.run_held(run_id)),
     )
-    return Call(
-        lambda replies: RunState(run_id, bool(replies[0]), int(replies[1]), int(replies[2])), commands=commands
-    )
+    return Call(lambda replies: RunState(run_id, bool(replies[0]), int(replies[1]), int(replies[2])), commands=commands)
 
 
 def known_runs(keys: Keys) -> Call[list[str]]:
@@ -43,6 +41,4 @@ def known_runs(keys: Keys) -> Call[list[str]]:
 
 def pause_run(keys: Keys, run_id: str, on: bool) -> Call[bool]:
     """Sets or clears a run's pause; whether that changed anything."""
-    return Call(
-        lambda replies: bool(replies[0]), commands=(("SADD" if on else "SREM", keys.runs_paused, run_id),)
-    )
+    return Call(lambda replies: bool(replies[0]), commands=(("SADD" if on else "SREM", keys.runs_paused, run_id),))
