@@ -26,7 +26,7 @@ from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult, TaskResult
 from polarq.contracts.task import Task
-from polarq.errors import LedgerUnavailable, NodeNotFound, NotQueued, ResultTimeout, TaskNotFound
+from polarq.errors import LedgerUnavailable, NodeNotFound, NotQueued, PayloadMissing, ResultTimeout, TaskNotFound
 from polarq.ledger import AsyncLedger, Cancelled, Ledger, Submitted, TaskHead, TaskRecord, calls_for, without_password
 from polarq.ledger.control import run_state
 from polarq.settings import Settings
@@ -185,7 +185,12 @@ class Client(_Deployment, ReadsResults):
         record = self._record(task_id, with_request=True)
         payloads = {}
         if wanted is Trajectories.FULL:
-            payloads = {i: self.ledger.do(get_payload(ref)) for i, ref in payload_refs(record).items()}
+            try:
+                payloads = {i: self.ledger.do(get_payload(ref)) for i, ref in payload_refs(record).items()}
+            except PayloadMissing:
+                if payload_refs(self._record(task_id)) == payload_refs(record):
+                    raise
+                return self.get(task_id, wanted)  # acknowledged meanwhile
         assert record.request is not None
         return assemble(record, payloads, wanted, record.request.metadata)
 
@@ -328,7 +333,12 @@ class AsyncClient(_Deployment, ReadsResultsAsync):
         record = await self._record(task_id, with_request=True)
         payloads = {}
         if wanted is Trajectories.FULL:
-            payloads = {i: await self.ledger.do(get_payload(ref)) for i, ref in payload_refs(record).items()}
+            try:
+                payloads = {i: await self.ledger.do(get_payload(ref)) for i, ref in payload_refs(record).items()}
+            except PayloadMissing:
+                if payload_refs(await self._record(task_id)) == payload_refs(record):
+                    raise
+                return await self.get(task_id, wanted)
         assert record.request is not None
         return assemble(record, payloads, wanted, record.request.metadata)
 

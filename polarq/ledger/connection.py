@@ -158,7 +158,7 @@ class Ledger:
         """Blocks until there are events after `after`, at most `timeout_s`; empty when there were none."""
         with _translated(self.url):
             reply = self.redis.xread({self.calls.keys.events: after}, count=500, block=max(1, int(timeout_s * 1000)))
-        return _stream(reply)
+        return stream_entries(reply)
 
     def close(self) -> None:
         self.redis.close()
@@ -194,6 +194,10 @@ class AsyncLedger:
             reply = await self._send(call)
         return call.read(reply)
 
+    async def do_blocking(self, call: Call[T]) -> T:
+        """As `do`, for a call that may wait at the server: cancelling it ends it at once."""
+        return await _at_once(self.do(call))
+
     async def _send(self, call: Call[Any]) -> Any:
         if call.script is None:
             pipe = self.redis.pipeline(transaction=False)
@@ -216,7 +220,7 @@ class AsyncLedger:
         async with _translated_async(self.url):
             block = max(1, int(timeout_s * 1000))
             reply = await _at_once(self.redis.xread({self.calls.keys.events: after}, count=500, block=block))
-        return _stream(reply)
+        return stream_entries(reply)
 
     async def aclose(self) -> None:
         await self.redis.aclose()
@@ -246,7 +250,8 @@ def merge_nodes(rows: list[tuple[str, str]], states: dict[str, tuple[bool, dict[
     return records
 
 
-def _stream(reply: Any) -> list[Event]:
+def stream_entries(reply: Any) -> list[Event]:
+    """The events in a reply to XREAD of one stream."""
     streams = reply.values() if isinstance(reply, dict) else [entries for _, entries in reply or []]
     events = []
     for entries in streams:

@@ -42,6 +42,8 @@ class RolloutRecord:
     stage_at: datetime | None
     ended_at: datetime | None
     summary: RolloutSummary | None
+    acknowledged_at: datetime | None = None
+    """Its trainer has stored it: the payload is gone from the store."""
 
     @classmethod
     def read(cls, rollout_id: str, index: int, fields: Fields) -> RolloutRecord:
@@ -60,6 +62,7 @@ class RolloutRecord:
             stage_at=moment(fields.get("stage_ms")),
             ended_at=moment(fields.get("ended_ms")),
             summary=RolloutSummary.model_validate_json(summary) if summary else None,
+            acknowledged_at=moment(fields.get("acknowledged_ms")),
         )
 
 
