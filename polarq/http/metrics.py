@@ -144,6 +144,12 @@ def _add_nodes(page: Page, nodes: list[NodeRecord]) -> None:
         [(of, node.queue_depth) for of, node in each],
     )
     page.add(
+        "polarq_node_loop_lag_seconds",
+        "gauge",
+        "How late a node's engine loop turns (99th percentile of a minute).",
+        [(of, node.loop_lag_s) for of, node in each if node.loop_lag_s is not None],
+    )
+    page.add(
         "polarq_node_stage",
         "gauge",
         "Rollouts per stage of a node.",

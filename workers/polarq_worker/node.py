@@ -21,13 +21,18 @@ from polarq.contracts.task import Task
 from polarq.errors import LedgerUnavailable, PolarqError
 from polarq.ledger import AsyncLedger, calls_for, without_password
 from polarq.ledger.server import server_facts
+from polarq.registry import names
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, redis_url
 from polarq_worker.engine import Engine, Stop, as_job_result
+from polarq_worker.lease_watch import LoopWatch
+from polarq_worker.leftovers import OneWorker, clear_sandboxes
 from polarq_worker.patience import Patience
 from polarq_worker.proxy_process import ProxyProcess
+from polarq_worker.renewal import Renewal
 from polarq_worker.services import Services
 from polarq_worker.slots import Slots
+from polarq_worker.spool import Spool, commit_leftovers
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -62,6 +67,10 @@ class NodeService:
         self._loops: list[asyncio.Task[None]] = []
         self.patience = Patience()
         self._callbacks: set[asyncio.Task[None]] = set()
+        self._notes: set[asyncio.Task[None]] = set()
+        self._one_worker = OneWorker(self.state_dir)
+        self.spool = Spool(self.state_dir / "spool", topology.retention.result_s)
+        self.watch = LoopWatch(topology.gateway.lease_s / 4, self._on_loop_return)
 
     # --- life
 
@@ -88,20 +97,35 @@ class NodeService:
                 ledger=self.ledger,
                 slots=slots,
                 patience=self.patience,
+                spool=self.spool,
                 state_dir=self.state_dir,
                 proxy_url=lambda: self.node.proxy_url,
                 ring=self._ring,
             )
         )
+        self._renewal = Renewal(self.engine, self.topology.gateway.lease_s)
+        await self._clear_leftovers()
         await self._look_at_proxy()
         await self._announce()
         await self._note("node.joined")
+        self.watch.start()
         gateway = self.topology.gateway
         self._loops = [
-            asyncio.create_task(self._every(gateway.lease_s / 4, self._renew), name="leases"),
+            asyncio.create_task(self._every(self._renewal.period_s, self._renewal.renew), name="leases"),
             asyncio.create_task(self._every(gateway.heartbeat_interval_seconds, self._beat), name="heartbeat"),
         ]
         log.info("node %s is up: proxy %s, capacity %d", node.id, node.proxy_url, node.capacity)
+
+    async def _clear_leftovers(self) -> None:
+        """What a killed worker of this node left: results it had finished are committed, sandboxes removed."""
+        if not self._one_worker.take():
+            log.warning("another worker of this node lives in %s; what lies there is left to it", self.state_dir)
+            return
+        cleared = await asyncio.to_thread(clear_sandboxes, self.state_dir / "rollouts")
+        if cleared:
+            log.warning("cleared the sandboxes of a worker that was killed: %s", ", ".join(cleared))
+        for task_id in await commit_leftovers(self.spool, self.ledger, self.topology.gateway.lease_s):
+            await asyncio.to_thread(self.finish_task, task_id)
 
     async def _check_redis(self) -> None:
         """Refuses a Redis that would lose rollouts, and says what is risky about it otherwise."""
@@ -153,8 +177,9 @@ class NodeService:
 
     async def stop(self) -> None:
         """After the drain: leaves the ledger and stops the proxy."""
-        for loop in [*self._loops, *self._callbacks]:
+        for loop in [*self._loops, *self._callbacks, *self._notes]:
             loop.cancel()
+        self.watch.stop()
         if self.proxy is not None:
             await self.proxy.stop()
         try:
@@ -164,6 +189,8 @@ class NodeService:
             log.warning("could not say goodbye to the ledger (%s); the node's record expires by itself", exc)
         await self._note("node.left")
         await self.ledger.aclose()
+        await self._renewal.aclose()
+        self._one_worker.release()
         self.client.close()
 
     async def _ring(self, task: Task, rollout_id: str) -> None:
@@ -173,11 +200,11 @@ class NodeService:
         except Exception as exc:
             log.warning("rollout %s: its doorbell could not be rung (%s); it waits in the ledger", rollout_id, exc)
 
-    async def _note(self, kind: str) -> None:
+    async def _note(self, kind: str, **data: Any) -> None:
         """Writes an event about this node; a ledger that is away costs the event only."""
         try:
             async with asyncio.timeout(5):
-                await self.ledger.do(self.ledger.calls.note(kind, {"node_id": self.node.id}))
+                await self.ledger.do(self.ledger.calls.note(kind, {"node_id": self.node.id, **data}))
         except (LedgerUnavailable, TimeoutError) as exc:
             log.warning("event %s not written: %s", kind, exc)
 
@@ -185,10 +212,17 @@ class NodeService:
 
     @property
     def capacity(self) -> int:
-        """Rollouts that may be in flight now. 0 while draining, paused, stopping, or without an inference server."""
-        if self.engine.stopping or self.flags.get("draining") == "1" or self.flags.get("paused") == "1":
+        """Rollouts that may be in flight now. 0 while draining, paused, stopping, blocked, or without inference."""
+        if self.engine.stopping or self.watch.blocked:
             return 0
-        return 0 if self.health.inference is False else self.node.capacity
+        if self.flags.get("draining") == "1" or self.flags.get("paused") == "1":
+            return 0
+        return 0 if self.health.inference is False else self.places
+
+    @property
+    def places(self) -> int:
+        """Rollouts it may hold at once: the topology's number, unless the flag `capacity` says another."""
+        return int(self.flags.get("capacity") or self.node.capacity)
 
     def run_job(self, rollout_id: str, job_id: str) -> dict[str, Any] | None:
         """Runs one doorbell in the calling thread; see `polarq.tasks.RolloutRunner`."""
@@ -239,15 +273,12 @@ class NodeService:
             except Exception:
                 log.exception("node %s: %s failed", self.node.id, step.__name__)
 
-    async def _renew(self) -> None:
-        held = self.engine.leases
-        if not held:
-            return
-        answers = await self.ledger.do(self.ledger.calls.renew(held, self.topology.gateway.lease_s))
-        for (rollout_id, _), answer in zip(held, answers, strict=True):
-            rollout = self.engine.held.get(rollout_id)
-            if rollout is not None and answer != "ok":
-                rollout.stop(Stop.CANCEL if answer == "cancel" else Stop.LOST)
+    def _on_loop_return(self, stood_s: float, whole_process: bool) -> None:
+        noting = asyncio.create_task(
+            self._note("node.blocked", blocked_s=round(stood_s, 3), whole_process=whole_process), name="note"
+        )
+        self._notes.add(noting)
+        noting.add_done_callback(self._notes.discard)
 
     async def _beat(self) -> None:
         await self._look_at_proxy()
@@ -270,11 +301,15 @@ class NodeService:
             max_run_workers=node.max_run_workers,
             max_postrun_workers=node.max_postrun_workers,
             metrics=self.engine.services.slots.metrics(),
+            loop_lag_s=round(self.watch.lag_s, 4),
             proxy_url=node.proxy_url,
             inference_url=endpoint.base_url,
             engine=endpoint.engine,
             model=node.model_served or endpoint.model,
+            places=self.places,
             labels=node.labels,
+            runtimes=names("runtimes"),
+            default_runtime=node.default_runtime is not None,
             health=self.health,
             version=polarq.__version__,
             hostname=socket.gethostname(),

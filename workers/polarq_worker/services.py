@@ -11,6 +11,7 @@ from polarq.ledger import AsyncLedger
 from polarq.topology import Node, Topology
 from polarq_worker.patience import Patience
 from polarq_worker.slots import Slots
+from polarq_worker.spool import Spool
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Services:
     ledger: AsyncLedger
     slots: Slots
     patience: Patience
+    spool: Spool
     state_dir: Path
     proxy_url: Callable[[], str]
     """Address under which sandboxes reach the node's proxy now."""
