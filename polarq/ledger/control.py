@@ -1,4 +1,4 @@
-"""Flags that hold work back, kept in the ledger: what a broadcast tells at once, every claim and heartbeat finds here."""
+"""Flags that hold work back, kept in the ledger: a broadcast tells them at once, every claim and heartbeat finds them."""
 
 from __future__ import annotations
 
