@@ -43,6 +43,13 @@ local function be_over(index, task, id)
   leave(index, redis.call('HGET', task, 'run_id'), id)
 end
 
+-- A rollout of which no record is left, so that its run is not known: out of the indexes of every run that has a line.
+local function forget(index, id)
+  redis.call('ZREM', beside(index, 'waiting'), id)
+  redis.call('ZREM', beside(index, 'leases'), id)
+  for _, run in ipairs(redis.call('SMEMBERS', beside(index, 'runs-waiting'))) do leave(index, run, id) end
+end
+
 local function may(before, after)
   return MAY[before] ~= nil and MAY[before][after] == true
 end
