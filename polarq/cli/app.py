@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import polarq
+from polarq.cli.acknowledge import acknowledge
 from polarq.cli.cancel import cancel
 from polarq.cli.config import config
 from polarq.cli.demo import demo
@@ -49,6 +50,7 @@ app.command("submit", rich_help_panel=TASKS)(submit)
 app.command("show", rich_help_panel=TASKS)(show)
 app.command("tail", rich_help_panel=TASKS)(tail)
 app.command("cancel", rich_help_panel=TASKS)(cancel)
+app.command("acknowledge", rich_help_panel=TASKS)(acknowledge)
 app.command("status", rich_help_panel=FLEET)(status)
 app.command("nodes", rich_help_panel=FLEET)(nodes)
 app.command("drain", rich_help_panel=FLEET)(drain)

@@ -71,6 +71,10 @@ class Door(Protocol):
 
     def cancel(self, task_id: str, index: int | None) -> Stopped: ...
 
+    def acknowledge(self, task_id: str, index: int | None) -> int:
+        """How many rollouts were not acknowledged before."""
+        ...
+
     def tasks(self, limit: int) -> list[TaskLine]: ...
 
     def nodes(self) -> list[NodeRecord]: ...
@@ -121,6 +125,9 @@ class RedisDoor:
     def cancel(self, task_id: str, index: int | None) -> Stopped:
         done = self.client.cancel(task_id if index is None else f"{task_id}.{index}")
         return Stopped(done.already_over, tuple(rollout.rollout_id for rollout in done.active))
+
+    def acknowledge(self, task_id: str, index: int | None) -> int:
+        return self.client.acknowledge(task_id if index is None else [f"{task_id}.{index}"])
 
     def tasks(self, limit: int) -> list[TaskLine]:
         ledger = self.client.ledger

@@ -20,7 +20,16 @@ from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.task import Task
-from polarq.errors import InvalidInput, InvalidTask, NodeNotFound, PayloadMissing, QueueFull, TaskConflict, TaskNotFound
+from polarq.errors import (
+    InvalidInput,
+    InvalidTask,
+    NodeNotFound,
+    NotEnded,
+    PayloadMissing,
+    QueueFull,
+    TaskConflict,
+    TaskNotFound,
+)
 
 CONNECT_S = 10.0
 ANSWER_S = 120.0
@@ -72,6 +81,12 @@ class ShimDoor:
         self._ask("DELETE", target if index is None else f"/sessions/{quote(f'{task_id}.{index}', safe='')}")
         stopping = tuple(row.rollout_id for row in rows if not row.state.terminal and row.node_id)
         return Stopped(all(row.state.terminal for row in rows), stopping)
+
+    def acknowledge(self, task_id: str, index: int | None) -> int:
+        target = f"/rollout/task/{quote(task_id, safe='')}"
+        if index is not None:
+            target = f"/sessions/{quote(f'{task_id}.{index}', safe='')}"
+        return int(self._ask("POST", f"{target}/acknowledge")["acknowledged"])
 
     def tasks(self, limit: int) -> list[TaskLine]:
         return [task_line_of(row) for row in self._ask("GET", "/tasks", params={"limit": limit})["tasks"]]
@@ -166,6 +181,8 @@ class ShimDoor:
             case 404 if path.startswith(("/rollout/task/", "/tasks/", "/sessions/")):
                 wanted = unquote(path.removeprefix("/rollout").split("/")[2])
                 raise TaskNotFound(f"no task or rollout '{wanted}' in the ledger (never submitted, or expired)")
+            case 409 if path.endswith("/acknowledge"):
+                raise NotEnded(text)
             case 409:
                 raise TaskConflict(text)
             case 410:

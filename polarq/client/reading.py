@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from typing import Any
 
+from polarq.client.acknowledging import acknowledge_async, acknowledge_now, batches, is_rollout_id
 from polarq.client.results import Trajectories
 from polarq.client.streaming import OUTAGE_S, Stream, carry_out, carry_out_async
 from polarq.contracts.rollout import RolloutResult, TaskResult
-from polarq.errors import InvalidInput
+from polarq.errors import InvalidInput, TaskNotFound
 from polarq.ledger import AsyncLedger, Calls, Ledger
+from polarq.store.archive import Archive
+from polarq.topology import Topology
 
 
 def _stream(calls: Calls, task_ids: str | Iterable[str], run_id: str | None, **how: Any) -> Stream:
@@ -23,6 +26,7 @@ class ReadsResults:
     """What `Client` can do with results beside `get` and `wait`."""
 
     ledger: Ledger
+    topology: Topology
 
     def results(
         self,
@@ -63,11 +67,29 @@ class ReadsResults:
         stream = _stream(self.ledger.calls, task_ids, run_id, whole_tasks=True, **how)
         return (step for step in carry_out(stream, self.ledger) if isinstance(step, TaskResult))
 
+    def acknowledge(self, target: str | Iterable[str]) -> int:
+        """Says that these results are stored: a task id (or one rollout id), or several rollout ids. Their payloads
+        and captured calls are archived, if the deployment has an archive, and deleted; outcome and reward stay.
+
+        Answers how many were not acknowledged before. Raises `NotEnded` when one has not ended, `TaskNotFound`,
+        `ArchiveFailed`; of the task it is raised for, nothing was acknowledged (of several tasks, those before were).
+        """
+        archive = Archive.of(self.topology)
+        if not isinstance(target, str):
+            return sum(acknowledge_now(self.ledger, archive, *batch) for batch in batches(target))
+        try:
+            return acknowledge_now(self.ledger, archive, target, ())
+        except TaskNotFound:
+            if not is_rollout_id(target):
+                raise
+            return self.acknowledge([target])
+
 
 class ReadsResultsAsync:
     """The same for `AsyncClient`; see `ReadsResults`."""
 
     ledger: AsyncLedger
+    topology: Topology
 
     async def results(
         self,
@@ -100,3 +122,14 @@ class ReadsResultsAsync:
         async for step in carry_out_async(stream, self.ledger):
             if isinstance(step, TaskResult):
                 yield step
+
+    async def acknowledge(self, target: str | Iterable[str]) -> int:
+        archive = Archive.of(self.topology)
+        if not isinstance(target, str):
+            return sum([await acknowledge_async(self.ledger, archive, *batch) for batch in batches(target)])
+        try:
+            return await acknowledge_async(self.ledger, archive, target, ())
+        except TaskNotFound:
+            if not is_rollout_id(target):
+                raise
+            return await self.acknowledge([target])

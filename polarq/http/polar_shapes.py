@@ -153,6 +153,13 @@ class SessionCancelled(TypedDict):
     status: SessionStatusWord
 
 
+class Acknowledged(TypedDict):
+    """polarq's own. `acknowledged`: sessions that were not acknowledged before."""
+
+    task_id: str
+    acknowledged: int
+
+
 class GatewayNodeInfo(TypedDict):
     """One node. `node` is polarq's own record: liveness, pause flag, queue depth, labels, health, versions."""
 

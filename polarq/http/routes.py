@@ -55,6 +55,10 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/rollout/task/{task_id}/callbacks", tasks.list_callbacks, "Tries to deliver the task's callback",
         _SHAPES.CallbackTries, refusals=(404,),
     ),
+    Route(
+        "POST", "/rollout/task/{task_id}/acknowledge", tasks.acknowledge_task,
+        "The task's results are stored: archive and delete them", _SHAPES.Acknowledged, refusals=(404, 409),
+    ),
     Route("GET", "/rollout/status", nodes.server_status, "Tasks, waiting sessions and nodes", _SHAPES.ServerStatus),
     Route("GET", "/tasks", tasks.list_tasks, "Tasks, newest change first", _SHAPES.TaskList, query=TasksQuery),
     Route(
@@ -68,6 +72,10 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "DELETE", "/sessions/{session_id}", tasks.cancel_session, "Cancel one session",
         _SHAPES.SessionCancelled, refusals=(404,),
+    ),
+    Route(
+        "POST", "/sessions/{session_id}/acknowledge", tasks.acknowledge_session,
+        "The session's result is stored: archive and delete it", _SHAPES.Acknowledged, refusals=(404, 409),
     ),
     Route("GET", "/nodes", nodes.list_nodes, "Nodes", _NODE_LIST),
     Route("GET", "/nodes/{node_id}", nodes.get_node, "One node", _SHAPES.GatewayNodeInfo, refusals=(404,)),

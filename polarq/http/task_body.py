@@ -92,7 +92,7 @@ async def session_json(
     ledger: AsyncLedger, record: TaskRecord, rollout: RolloutRecord, wanted: Trajectories = Trajectories.FULL
 ) -> bytes:
     """One ended rollout as the JSON of Polar's SessionResult."""
-    ref = rollout.summary.payload if rollout.summary else None
+    ref = rollout.summary.payload if rollout.summary and rollout.acknowledged_at is None else None
     if wanted is not Trajectories.FULL or ref is None:
         return encode(_without_payload(record, rollout, wanted))
     # The reply is taken as it is, and decoded in a thread: a payload may be 50 MB.

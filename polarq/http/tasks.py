@@ -14,6 +14,7 @@ from polarq.errors import TaskNotFound
 from polarq.http.answers import Refused, answer, json_response
 from polarq.http.polar_json import session_row, session_status
 from polarq.http.polar_shapes import (
+    Acknowledged,
     CallbackTries,
     SessionCancelled,
     SessionList,
@@ -71,6 +72,25 @@ async def cancel_task(shim: Shim, request: web.Request) -> web.StreamResponse:
     if not done.already_over:
         shim.call_back(record)
     return await _task_answer(shim, request, record, asked)
+
+
+async def acknowledge_task(shim: Shim, request: web.Request) -> web.StreamResponse:
+    """The trainer has stored the results: archived where there is an archive, then deleted."""
+    query(request, NoQuery)
+    task_id = task_id_of(request)
+    await shim.record(task_id)
+    made: Acknowledged = {"task_id": task_id, "acknowledged": await shim.client.acknowledge(task_id)}
+    return answer(made)
+
+
+async def acknowledge_session(shim: Shim, request: web.Request) -> web.StreamResponse:
+    query(request, NoQuery)
+    record, rollout = await _session(shim, request)
+    made: Acknowledged = {
+        "task_id": record.task_id,
+        "acknowledged": await shim.client.acknowledge([rollout.rollout_id]),
+    }
+    return answer(made)
 
 
 async def list_tasks(shim: Shim, request: web.Request) -> web.StreamResponse:

@@ -37,12 +37,20 @@ class Keys:
     def payload(self, rollout_id: str, attempt: int, token: int) -> str:
         """Stem of a committed result's chunks: `<stem>:<n>`."""
         task_id, index = split_rollout_id(rollout_id)
-        return f"{self.prefix}:{{{task_id}}}:payload:{index}:{attempt}-{token}"
+        return f"{self.payload_stem(task_id)}{index}:{attempt}-{token}"
+
+    def payload_stem(self, task_id: str) -> str:
+        """What `payload` keys of a task begin with; the index and the rest follow."""
+        return f"{self.prefix}:{{{task_id}}}:payload:"
 
     def completions(self, rollout_id: str, attempt: int, token: int) -> str:
         """List: captured completions of one attempt, encoded, in order of recording."""
         task_id, index = split_rollout_id(rollout_id)
-        return f"{self.prefix}:{{{task_id}}}:completions:{index}:{attempt}-{token}"
+        return f"{self.completions_stem(task_id)}{index}:{attempt}-{token}"
+
+    def completions_stem(self, task_id: str) -> str:
+        """What `completions` keys of a task begin with; the index and the rest follow."""
+        return f"{self.prefix}:{{{task_id}}}:completions:"
 
     def tombstone(self, task_id: str) -> str:
         """String with expiry: a cancel that arrived before its task."""

@@ -428,6 +428,12 @@ class RetentionSection(Contract):
         7 * 24 * 3600.0, gt=0, description="Seconds a finished task and its trajectories stay in Redis."
     )
     events: int = Field(100_000, gt=0, description="Events kept, about.")
+    archive: NonEmpty | None = Field(
+        None,
+        description="Folder, or fsspec address (s3://..., needs polarq[archive]), where results are written as JSON "
+        "before they are deleted or expire; blank: nowhere.",
+    )
+    archive_zstd: bool = Field(False, description="Compress the archive's files with zstd (their names end in .zst).")
     lost_nodes_s: float = Field(
         7 * 24 * 3600.0, gt=0, description="Seconds the record and the flags of a node that is gone are kept."
     )

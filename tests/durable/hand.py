@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
@@ -46,7 +47,7 @@ class Hand:
         """Claims a rollout and commits a result with one trace of `size` tokens, payload first."""
         claim = claim or self.claim(rollout_id)
         reward = 1.0 if state is RolloutState.COMPLETED else None
-        result = a_result(claim, state, reward, list(range(size)))
+        result = a_result(claim, state, reward, random.Random(size).choices(range(150_000), k=size))
         data, raw = encode_result(result)
         keep_s = 2 * self.calls.keep_s
         ref, writes = put_payload(
