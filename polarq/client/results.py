@@ -74,5 +74,5 @@ def from_summary(
         timing=summary.timing if summary else RolloutResult.model_fields["timing"].default,
         started_at=rollout.claimed_at,
         ended_at=rollout.ended_at,
-        metadata=dict(metadata),
+        metadata={**metadata, **(summary.early_stop.metadata() if summary and summary.early_stop else {})},
     )

@@ -51,6 +51,8 @@ def facts(task: Task, admission: Admission) -> tuple[str | int, ...]:
     """Names and values of a task's fields that order and routing need, beside its request."""
     place = task.placement
     made: dict[str, str | int] = {"head_ms": int(task.dispatch_priority * admission.head_start_s * 1000)}
+    if task.early_stop_min_usable_sessions is not None:
+        made["early"] = task.early_stop_min_usable_sessions
     if place.node_id is not None:
         made["pin"] = place.node_id
     if place.policy == "together":

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
-from polarq.contracts.rollout import Boundary, Outcome, RolloutState, RolloutSummary, TaskState
+from polarq.contracts.rollout import EARLY_STOP, Boundary, Outcome, RolloutState, RolloutSummary, TaskState
 from polarq.contracts.task import Task, split_rollout_id
 from polarq.errors import TaskConflict
 from polarq.ledger.admission import UNLIMITED, Admission, facts
@@ -37,6 +37,15 @@ from polarq.ledger.scripts import Script, script
 T = TypeVar("T")
 
 _QUEUE_DEPTH = "local n=0 for _,k in ipairs(KEYS) do n=n+redis.call('LLEN',k) end return n"
+
+EARLY_SUMMARY = RolloutSummary(
+    outcome=Outcome(
+        state=RolloutState.CANCELLED,
+        boundary=Boundary.CONTROL,
+        reason=EARLY_STOP,
+        message="enough usable rollouts of its task had ended before it started",
+    )
+)
 
 CANCELLED_SUMMARY = RolloutSummary(
     outcome=Outcome(
@@ -203,17 +212,21 @@ class Calls:
         """Makes an attempt's result the visible one. Repeating it with the same token is harmless."""
         k, task_id = self.keys, split_rollout_id(rollout_id)[0]
         keys = (k.task(task_id), k.rollout(rollout_id), k.leases, k.events, k.tasks)
+        # Polar's rule for what counts towards an early stop.
+        usable = summary.outcome.state is RolloutState.COMPLETED and summary.trainable_tokens > 0
         reward = "" if summary.reward is None else repr(summary.reward)
         args = (
             rollout_id, token, summary.outcome.state.value, summary.model_dump_json(), self.events_max, task_id,
-            k.rollout_stem(task_id), self.keep_s, reward,
+            k.rollout_stem(task_id), self.keep_s, reward, "1" if usable else "0", EARLY_SUMMARY.model_dump_json(),
         )  # fmt: skip
 
         def read(reply: list[Any]) -> Committed:
             word = decode(reply[0])
             if word == "lost":
                 return Committed(False, False, decode(reply[1]))
-            return Committed(True, int(reply[1]) == 1)
+            told = [decode(part) for part in reply[2:]]
+            stopping = tuple(ActiveRollout(*told[i : i + 3]) for i in range(0, len(told), 3))
+            return Committed(True, int(reply[1]) == 1, stopping=stopping)
 
         return Call(read, script("commit"), keys, args)
 

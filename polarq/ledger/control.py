@@ -1,13 +1,15 @@
-"""Flags that hold work back, kept in the ledger: a broadcast tells them at once, every claim and heartbeat finds them."""
+"""Flags that hold work back, in the ledger: a broadcast tells of them at once, claims and heartbeats find them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from polarq.contracts.rollout import EARLY_STOP, EarlyStop
+from polarq.contracts.task import split_rollout_id
 from polarq.ledger.calls import Call
 from polarq.ledger.keys import Keys
-from polarq.ledger.records import decode
+from polarq.ledger.records import decode, read_early_stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,22 @@ def run_state(keys: Keys, run_id: str) -> Call[RunState]:
         ("SCARD", keys.run_held(run_id)),
     )
     return Call(lambda replies: RunState(run_id, bool(replies[0]), int(replies[1]), int(replies[2])), commands=commands)
+
+
+def early_stop_of(keys: Keys, rollout_id: str) -> Call[EarlyStop | None]:
+    """The early stop that told this rollout to end; None when somebody cancelled it."""
+    fields = ("early", "early_usable", "early_ms")
+    commands = (
+        ("HGET", keys.rollout(rollout_id), "why"),
+        ("HMGET", keys.task(split_rollout_id(rollout_id)[0]), *fields),
+    )
+
+    def read(replies: list[Any]) -> EarlyStop | None:
+        if replies[0] is None or decode(replies[0]) != EARLY_STOP:
+            return None
+        return read_early_stop({name: decode(value) for name, value in zip(fields, replies[1], strict=True) if value})
+
+    return Call(read, commands=commands)
 
 
 def known_runs(keys: Keys) -> Call[list[str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from polarq.contracts.rollout import RolloutState, RolloutSummary, TaskCounts, TaskState
+from polarq.contracts.rollout import EarlyStop, RolloutState, RolloutSummary, TaskCounts, TaskState
 from polarq.contracts.task import Task
 
 Fields = Mapping[str, str]
@@ -107,6 +107,14 @@ class TaskRecord:
         )
 
 
+def read_early_stop(fields: Fields) -> EarlyStop | None:
+    """A task's early stop; None where it was not stopped so."""
+    if "early_usable" not in fields:
+        return None
+    usable, elapsed_ms = int(fields["early_usable"]), int(fields["early_ms"])
+    return EarlyStop(min_usable=int(fields["early"]), usable=usable, elapsed_ms=elapsed_ms)
+
+
 def read_counts(fields: Fields) -> TaskCounts:
     """A task's counters. What is neither queued nor ended is running."""
     total, queued = int(fields["num"]), int(fields.get("queued", 0))
@@ -167,6 +175,8 @@ class Committed:
     won: bool
     finished: bool
     detail: str = ""
+    stopping: tuple[ActiveRollout, ...] = ()
+    """Rollouts of its group that run and were told to stop: enough have ended usably."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from polarq.contracts.rollout import Boundary, Outcome, RolloutResult, RolloutState, RolloutSummary
 from polarq.ledger import Claim, Refused
 from polarq.ledger.calls import Call
+from polarq.ledger.control import early_stop_of
 from polarq_worker.commit import Finished, commit
+from polarq_worker.early_stop import stopped_early, was_told_to_stop
 from polarq_worker.lease import Lease, steady_s
 from polarq_worker.services import Services
 from polarq_worker.walk import LeaseLost, Walk
@@ -149,13 +151,22 @@ class Engine:
     async def _commit(self, claim: Claim, result: RolloutResult) -> Ended | None:
         """Kept on this disk until the ledger has answered, so that a worker that dies here has still finished."""
         services = self.services
+        stop = None
+        if was_told_to_stop(result):
+            stop = await self.insist(early_stop_of(services.ledger.calls.keys, claim.rollout_id))
+        if stop is not None:
+            result = stopped_early(result, stop)
         finished = await asyncio.to_thread(Finished.encode, claim, result)
+        if stop is not None:
+            finished = replace(finished, summary=finished.summary.model_copy(update={"early_stop": stop}))
         kept = await asyncio.to_thread(services.spool.keep, finished)
         done = await commit(finished, services.ledger, services.patience)
         if kept is not None:
             await asyncio.to_thread(services.spool.drop, kept)
         if not done.won:
             return None
+        if done.stopping:
+            services.tell(done.stopping)
         log.info("rollout %s: %s", claim.rollout_id, _line(finished.summary))
         return Ended(
             result=finished.summary,

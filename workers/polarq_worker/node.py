@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from polarq.contracts.node import NodeHealth, NodeRecord
 from polarq.contracts.task import Task
 from polarq.errors import LedgerUnavailable, PolarqError
 from polarq.ledger import AsyncLedger, calls_for, without_password
+from polarq.ledger.reaping import left_to_tell
+from polarq.ledger.records import ActiveRollout
 from polarq.ledger.server import server_facts
 from polarq.registry import names
 from polarq.settings import Settings
@@ -29,6 +32,7 @@ from polarq_worker.lease_watch import LoopWatch
 from polarq_worker.leftovers import OneWorker, clear_sandboxes
 from polarq_worker.patience import Patience
 from polarq_worker.proxy_process import ProxyProcess
+from polarq_worker.reaper import Reaper
 from polarq_worker.renewal import Renewal
 from polarq_worker.services import Services
 from polarq_worker.slots import Slots
@@ -101,6 +105,7 @@ class NodeService:
                 state_dir=self.state_dir,
                 proxy_url=lambda: self.node.proxy_url,
                 ring=self._ring,
+                tell=self._tell,
             )
         )
         self._renewal = Renewal(self.engine, self.topology.gateway.lease_s)
@@ -110,9 +115,11 @@ class NodeService:
         await self._note("node.joined")
         self.watch.start()
         gateway = self.topology.gateway
+        self.reaper = Reaper(self.ledger, self.client, self.topology, self.settings, node.id)
         self._loops = [
             asyncio.create_task(self._every(self._renewal.period_s, self._renewal.renew), name="leases"),
             asyncio.create_task(self._every(gateway.heartbeat_interval_seconds, self._beat), name="heartbeat"),
+            asyncio.create_task(self._every(gateway.reap_interval_s, self.reaper.step), name="reaper"),
         ]
         log.info("node %s is up: proxy %s, capacity %d", node.id, node.proxy_url, node.capacity)
 
@@ -187,11 +194,28 @@ class NodeService:
                 await self.ledger.do(self.ledger.calls.depart(self.node.id))
         except (LedgerUnavailable, TimeoutError) as exc:
             log.warning("could not say goodbye to the ledger (%s); the node's record expires by itself", exc)
+        await self.reaper.aclose()
         await self._note("node.left")
         await self.ledger.aclose()
         await self._renewal.aclose()
         self._one_worker.release()
         self.client.close()
+
+    def _tell(self, stopping: Sequence[ActiveRollout]) -> None:
+        for rollout in stopping:
+            if (held := self.engine.held.get(rollout.rollout_id)) is not None:
+                held.stop(Stop.CANCEL)
+        elsewhere = [r.job_id for r in stopping if r.rollout_id not in self.engine.held and r.job_id]
+        if elsewhere:
+            telling = asyncio.create_task(asyncio.to_thread(self._revoke, elsewhere), name="tell of an early stop")
+            self._notes.add(telling)
+            telling.add_done_callback(self._notes.discard)
+
+    def _revoke(self, job_ids: Sequence[str]) -> None:
+        try:
+            self.app.control.revoke(job_ids, terminate=True)
+        except Exception as exc:
+            log.warning("rollouts that have to stop could not be told at once: %s", exc)
 
     async def _ring(self, task: Task, rollout_id: str) -> None:
         index = int(rollout_id.rpartition(".")[2])
@@ -239,22 +263,26 @@ class NodeService:
 
     def finish_task(self, task_id: str) -> None:
         """Celery's result and the callback follow the ledger; that they fail costs nobody a rollout."""
+        published = False
         try:
             publish_state(self.app, self.client, task_id)
+            published = True
         except Exception:
             log.exception("task %s: its Celery result could not be written; the ledger has it", task_id)
         # Does nothing unless the task has ended, has an address, and nobody else delivers.
-        self.pool.loop.call_soon_threadsafe(self._start_callback, task_id)
+        self.pool.loop.call_soon_threadsafe(self._start_callback, task_id, published)
 
-    def _start_callback(self, task_id: str) -> None:
-        delivery = asyncio.create_task(self._call_back(task_id), name=f"callback {task_id}")
+    def _start_callback(self, task_id: str, published: bool) -> None:
+        delivery = asyncio.create_task(self._call_back(task_id, published), name=f"callback {task_id}")
         self._callbacks.add(delivery)
         delivery.add_done_callback(self._callbacks.discard)
 
-    async def _call_back(self, task_id: str) -> None:
+    async def _call_back(self, task_id: str, published: bool) -> None:
         """Runs beside everything else: the task's own end does not wait for the trainer's server."""
         try:
             await deliver_task_callback(self.ledger, self.topology, task_id, secret=self.settings.callback_secret)
+            if published:
+                await self.ledger.do(left_to_tell(self.ledger.calls, task_id, told=True))
         except PolarqError as exc:
             log.error("task %s: its callback was not delivered: %s", task_id, exc)
 

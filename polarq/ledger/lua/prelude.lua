@@ -73,6 +73,30 @@ local function note_loss(rollout, node, stage, attempt, cause, now)
   return redis.call('HINCRBY', rollout, 'lost', 1), kept
 end
 
+-- Stops rollout `i` of a task: what waits ends at once with `summary`, what runs is flagged, and who runs it is added to
+-- `running`. Returns whether it ended.
+local function stop(events, max, task, task_id, stem, i, summary, why, now, running)
+  local key, id = stem .. i, task_id .. '.' .. i
+  local r = redis.call('HMGET', key, 'state', 'owner', 'job_id')
+  if r[1] == 'queued' then
+    redis.call('HSET', key, 'state', 'cancelled', 'summary', summary, 'ended_ms', now)
+    be_over(events, task, id)
+    redis.call('HINCRBY', task, 'cancelled', 1)
+    redis.call('HINCRBY', task, 'queued', -1)
+    emit(events, max, 'session.state_changed', {task_id = task_id, session_id = id, status = 'cancelled', reason = why})
+    return true
+  end
+  if r[1] and not ENDS[r[1]] then
+    redis.call('HSET', key, 'cancel', '1')
+    -- A cancel that somebody asked for stays one.
+    redis.call('HSETNX', key, 'why', why)
+    running[#running + 1] = id
+    running[#running + 1] = r[2] or ''
+    running[#running + 1] = r[3] or ''
+  end
+  return false
+end
+
 -- The last end of a rollout ends its task. Returns 1 when this call did it.
 local function finish(task, events, max, stem, task_id, keep_s, now)
   local num = tonumber(redis.call('HGET', task, 'num'))
