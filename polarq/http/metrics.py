@@ -15,6 +15,7 @@ from polarq.errors import LedgerUnavailable
 from polarq.http.answers import Handler
 from polarq.ledger import AsyncLedger
 from polarq.ledger.calls import Call
+from polarq.ledger.reaping import reaped_counts
 
 if TYPE_CHECKING:
     from polarq.http.shim import Shim
@@ -111,6 +112,12 @@ async def _add_ledger(page: Page, shim: Shim) -> None:
     page.add("polarq_leased_rollouts", "gauge", "Rollouts that a node holds under a lease.", [({}, leased)])
     page.add("polarq_events_kept", "gauge", "Events in the stream.", [({}, kept)])
     page.add("polarq_events_total", "counter", "Events ever written.", [({}, added)])
+    page.add(
+        "polarq_reaped_total",
+        "counter",
+        "What workers put right after a loss: rollouts queued again, failed or cancelled, rung again, and so on.",
+        [({"what": what}, count) for what, count in sorted((await ledger.do(reaped_counts(ledger.calls))).items())],
+    )
     _add_nodes(page, await ledger.nodes())
 
 
