@@ -174,6 +174,19 @@ def test_a_cancelled_rollout_whose_node_is_gone_ends_as_cancelled(ledger: Ledger
     assert (record.state, record.counts.cancelled) == (TaskState.CANCELLED, 2)
 
 
+def test_a_rollout_that_its_group_no_longer_needs_is_not_run_again(ledger: Ledger) -> None:
+    ledger.do(ledger.calls.submit(a_task(samples=2, early_stop_min_usable_sessions=1), "c"))
+    claimed(ledger, "t.0", over=True)
+    good = ENDED.model_copy(update={"trainable_tokens": 5})
+    assert ledger.do(ledger.calls.commit("t.1", claimed(ledger, "t.1").token, good)).won
+    assert ledger.do(reap_lost(ledger.calls, "t.0", MOST)).action == "cancelled"
+    record = record_of(ledger)
+    assert (record.state, record.counts.cancelled) == (TaskState.COMPLETED, 1)
+    summary = record.rollouts[0].summary
+    assert summary is not None
+    assert (summary.outcome.reason, summary.early_stop is not None) == ("early_stop", True)
+
+
 @pytest.mark.parametrize("other", ["renew", "commit", "claim", "reap"])
 async def test_of_all_that_come_at_once_one_wins(redis_url: str, keys: Keys, other: str) -> None:
     """Many at once over many connections, on many rollouts: whatever the order, each rollout has one owner or end."""

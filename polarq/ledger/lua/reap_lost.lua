@@ -4,7 +4,7 @@
 -- ARGV rollout_id, task_id, events_max, stem, keep_s, max_attempts, summary of a failure, summary of a cancel
 local task, rollout, leases, events, tasks = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local id, task_id, max = ARGV[1], ARGV[2], ARGV[3]
-local r = redis.call('HMGET', rollout, 'state', 'token', 'owner', 'lease_ms', 'attempt', 'cancel')
+local r = redis.call('HMGET', rollout, 'state', 'token', 'owner', 'lease_ms', 'attempt', 'cancel', 'why')
 local state, owner = r[1], r[3] or ''
 if not state or redis.call('EXISTS', task) == 0 then
   forget(leases, id)
@@ -70,12 +70,14 @@ if action == 'queued' then
     released_by = owner, reason = cause})
   return {action, owner, cause}
 end
-local summary = ARGV[8]
+local summary = cjson.decode(action == 'failed' and ARGV[7] or ARGV[8])
 if action == 'failed' then
-  local made = cjson.decode(ARGV[7])
-  made.outcome.message = string.format('lost with its node %d times: %s', lost, story())
-  summary = cjson.encode(made)
+  summary.outcome.message = string.format('lost with its node %d times: %s', lost, story())
+elseif r[7] == 'early_stop' then
+  local t = redis.call('HMGET', task, 'early', 'early_usable', 'early_ms')
+  summary.outcome.reason = 'early_stop'
+  summary.early_stop = {min_usable = tonumber(t[1]), usable = tonumber(t[2]), elapsed_ms = tonumber(t[3])}
 end
-end_as(action, summary)
+end_as(action, cjson.encode(summary))
 finish(task, events, max, ARGV[4], task_id, ARGV[5], now)
 return {action, owner, cause}
