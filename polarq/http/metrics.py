@@ -15,6 +15,7 @@ from polarq.errors import LedgerUnavailable
 from polarq.http.answers import Handler
 from polarq.ledger import AsyncLedger
 from polarq.ledger.calls import Call
+from polarq.ledger.memory import MemoryLevel, MemoryUse, memory_use
 from polarq.ledger.reaping import reaped_counts
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ async def _add_ledger(page: Page, shim: Shim) -> None:
         "What workers put right after a loss: rollouts queued again, failed or cancelled, rung again, and so on.",
         [({"what": what}, count) for what, count in sorted((await ledger.do(reaped_counts(ledger.calls))).items())],
     )
+    _add_memory(page, await ledger.do(memory_use(ledger.calls)))
     _add_nodes(page, await ledger.nodes())
 
 
@@ -136,6 +138,22 @@ def _sizes(ledger: AsyncLedger) -> Call[tuple[int, int, int, int]]:
         ("EVAL", _EVENTS_ADDED, 1, keys.events),
     )
     return Call(lambda r: (int(r[0]), int(r[1]), int(r[2]), int(r[3])), commands=commands)
+
+
+def _add_memory(page: Page, memory: MemoryUse) -> None:
+    page.add("polarq_redis_memory_used_bytes", "gauge", "Memory that Redis uses.", [({}, memory.used_bytes)])
+    page.add(
+        "polarq_redis_memory_budget_bytes",
+        "gauge",
+        "Memory that it may use; 0: no limit.",
+        [({}, memory.budget_bytes)],
+    )
+    page.add(
+        "polarq_redis_memory_level",
+        "gauge",
+        "How full it is: high is a warning, at full new tasks are refused.",
+        [({"level": level.value}, level is memory.level) for level in MemoryLevel],
+    )
 
 
 def _add_nodes(page: Page, nodes: list[NodeRecord]) -> None:

@@ -23,6 +23,7 @@ from polarq.http.queries import NoQuery, PauseQuery, no_body, node_id_of, query
 from polarq.http.shim import Shim
 from polarq.ledger import AsyncLedger, without_password
 from polarq.ledger.calls import Call
+from polarq.ledger.memory import memory_use
 from polarq.ledger.server import server_facts
 
 _HEALTH_S = 1.0
@@ -35,10 +36,12 @@ async def health(shim: Shim, request: web.Request) -> web.StreamResponse:
     query(request, NoQuery)
     try:
         async with asyncio.timeout(_HEALTH_S):
-            nodes = await shim.client.ledger.do(shim.client.ledger.calls.node_records())
-        made: Health = {"status": "ok", "nodes": len(nodes), "ledger": True}
+            ledger = shim.client.ledger
+            nodes = await ledger.do(ledger.calls.node_records())
+            memory = await ledger.do(memory_use(ledger.calls))
+        made: Health = {"status": "ok", "nodes": len(nodes), "ledger": True, "memory": memory.level.value}
     except (LedgerUnavailable, TimeoutError):
-        made = {"status": "ok", "nodes": 0, "ledger": False}
+        made = {"status": "ok", "nodes": 0, "ledger": False, "memory": None}
     return answer(made)
 
 

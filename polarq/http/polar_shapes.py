@@ -196,6 +196,8 @@ class Health(TypedDict):
     status: Literal["ok"]
     nodes: int
     ledger: bool
+    memory: Literal["ok", "high", "full"] | None
+    """How much of its memory budget Redis uses; at `full` new tasks are refused. None: not known."""
 
 
 class Ready(TypedDict):

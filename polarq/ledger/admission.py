@@ -19,10 +19,25 @@ class Admission:
     retry_after_s: float = 5.0
     head_start_s: float = 60.0
     runs: Mapping[str, RunShare] = field(default_factory=dict)
+    memory_budget: float | None = None
+    """Bytes that Redis may use, or up to 1 a share of its maxmemory; None: all of maxmemory."""
 
     @classmethod
-    def of(cls, limits: LimitsSection) -> Admission:
-        return cls(limits.max_queued, limits.retry_after_s, limits.priority_head_start_s, limits.runs)
+    def of(cls, limits: LimitsSection, memory_budget: float | None = None) -> Admission:
+        return cls(limits.max_queued, limits.retry_after_s, limits.priority_head_start_s, limits.runs, memory_budget)
+
+    @property
+    def budget(self) -> float | str:
+        """The memory budget as an argument of a script."""
+        return "" if self.memory_budget is None else self.memory_budget
+
+    def out_of_memory(self, task: Task, used: int, budget: int) -> QueueFull:
+        """The refusal, in one line. Rollouts under way need the rest for their results."""
+        text = (
+            f"task '{task.task_id}' is refused: Redis uses {used / 2**20:.0f} of the {budget / 2**20:.0f} MiB it may; "
+            "acknowledge results, lower retention.result_s, or raise redis.memory_budget (or maxmemory)"
+        )
+        return QueueFull(text, max(self.retry_after_s, _MEMORY_RETRY_S))
 
     def most_of_run(self, run_id: str) -> int | None:
         share = self.runs.get(run_id)
@@ -45,6 +60,11 @@ class Admission:
 
 
 UNLIMITED = Admission()
+
+HIGH_SHARE, FULL_SHARE = 0.8, 0.95
+"""Shares of the memory budget: from the first on a warning is given, from the second on no task is taken."""
+
+_MEMORY_RETRY_S = 30.0
 
 
 def facts(task: Task, admission: Admission) -> tuple[str | int, ...]:

@@ -40,7 +40,7 @@ _RETRIED: tuple[type[redis_errors.RedisError], ...] = (redis_errors.ConnectionEr
 def calls_for(topology: Topology) -> Calls:
     """Key layout and retention of a deployment."""
     retention = topology.retention
-    admission = Admission.of(topology.limits)
+    admission = Admission.of(topology.limits, topology.redis.memory_budget)
     return Calls(Keys(topology.redis.prefix), retention.events, int(retention.result_s), admission)
 
 

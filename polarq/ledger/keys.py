@@ -108,6 +108,11 @@ class Keys:
         return f"{self.prefix}:runs-waiting"
 
     @property
+    def runs_held(self) -> str:
+        """Set: runs that have claimed rollouts."""
+        return f"{self.prefix}:runs-held"
+
+    @property
     def runs_paused(self) -> str:
         """Set: runs of which nothing is claimed until they are resumed."""
         return f"{self.prefix}:runs-paused"
@@ -127,8 +132,12 @@ class Keys:
         return f"{self.prefix}:node-alive:{node_id}"
 
     def node_flags(self, node_id: str) -> str:
-        """Hash: draining, paused."""
+        """Hash: draining, paused, deadline (of the drain), run_workers (instead of the topology's)."""
         return f"{self.prefix}:node-flags:{node_id}"
+
+    def node_drain(self, node_id: str) -> str:
+        """String with an expiry: until then a draining node may keep what it has."""
+        return f"{self.prefix}:node-drain:{node_id}"
 
     @property
     def fleet(self) -> str:
@@ -158,6 +167,11 @@ class Keys:
     def grant(self, secret_sha256: str) -> str:
         """Hash with expiry: what a session secret opens."""
         return f"{self.prefix}:grant:{secret_sha256}"
+
+    @property
+    def memory(self) -> str:
+        """String: how full Redis was when that last changed: ok, high or full."""
+        return f"{self.prefix}:memory"
 
     @property
     def celery(self) -> str:

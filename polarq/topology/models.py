@@ -62,6 +62,12 @@ class RedisSection(Contract):
     prefix: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.{}-]{1,64}$")] = Field(
         "polarq", description="First part of every key."
     )
+    memory_budget: float | None = Field(
+        None,
+        gt=0,
+        description="Memory that Redis may use: bytes, or up to 1 a share of its maxmemory; blank: all of maxmemory. "
+        "At 80 % of it there is a warning, at 95 % new tasks are refused; results are still taken.",
+    )
 
 
 class RolloutSection(Contract):

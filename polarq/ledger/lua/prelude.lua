@@ -8,6 +8,19 @@ local function emit(stream, max, kind, data)
   redis.call('XADD', stream, 'MAXLEN', '~', max, '*', 'type', kind, 'data', cjson.encode(data))
 end
 
+-- Bytes that Redis uses, and how many it may: `budget` is bytes, up to 1 a share of maxmemory, and '' all of maxmemory.
+-- 0: no limit, or a server that does not say.
+local function memory_use(budget)
+  local info = redis.pcall('INFO', 'memory')
+  if type(info) ~= 'string' then return 0, 0 end
+  local used = tonumber(string.match(info, 'used_memory:(%d+)') or 0)
+  local most = tonumber(string.match(info, 'maxmemory:(%d+)') or 0)
+  local wanted = tonumber(budget) or 1
+  if wanted <= 1 then return used, math.floor(most * wanted) end
+  if most > 0 then wanted = math.min(wanted, most) end
+  return used, math.floor(wanted)
+end
+
 -- The indexes of what waits and what is held, of all and of each run, change together and only here. `index` is the
 -- name of any shared key: the others lie beside it.
 local function beside(index, name)
@@ -20,7 +33,9 @@ local function leave(index, run, id)
   redis.call('ZREM', own, id)
   if redis.call('EXISTS', own) == 0 then redis.call('SREM', beside(index, 'runs-waiting'), run) end
   redis.call('ZREM', beside(index, 'leases'), id)
-  redis.call('SREM', beside(index, 'run-held:' .. run), id)
+  own = beside(index, 'run-held:' .. run)
+  redis.call('SREM', own, id)
+  if redis.call('EXISTS', own) == 0 then redis.call('SREM', beside(index, 'runs-held'), run) end
 end
 
 -- What waits longer goes first; its task's priority is worth so many milliseconds of waiting.
@@ -37,17 +52,20 @@ local function be_held(index, task, id, until_ms)
   leave(index, run, id)
   redis.call('ZADD', beside(index, 'leases'), until_ms, id)
   redis.call('SADD', beside(index, 'run-held:' .. run), id)
+  redis.call('SADD', beside(index, 'runs-held'), run)
 end
 
 local function be_over(index, task, id)
   leave(index, redis.call('HGET', task, 'run_id'), id)
 end
 
--- A rollout of which no record is left, so that its run is not known: out of the indexes of every run that has a line.
+-- A rollout of which no record is left, so that its run is not known: out of the indexes of every run that is in one.
 local function forget(index, id)
   redis.call('ZREM', beside(index, 'waiting'), id)
   redis.call('ZREM', beside(index, 'leases'), id)
-  for _, run in ipairs(redis.call('SMEMBERS', beside(index, 'runs-waiting'))) do leave(index, run, id) end
+  for _, run in ipairs(redis.call('SUNION', beside(index, 'runs-waiting'), beside(index, 'runs-held'))) do
+    leave(index, run, id)
+  end
 end
 
 local function may(before, after)
