@@ -17,7 +17,7 @@ from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import EARLY_STOP, Boundary, Outcome, RolloutState, RolloutSummary, TaskState
 from polarq.contracts.task import Task, split_rollout_id
 from polarq.errors import TaskConflict
-from polarq.ledger.admission import UNLIMITED, Admission, facts
+from polarq.ledger.admission import FULL_SHARE, UNLIMITED, Admission, facts
 from polarq.ledger.keys import PRIORITY_STEPS, Keys
 from polarq.ledger.records import (
     ActiveRollout,
@@ -95,7 +95,8 @@ class Calls:
         args = (
             task.task_id, task.canonical_json(), task.digest(), task.num_samples, task.run_id, celery_id, harness,
             model, k.rollout_stem(task.task_id), self.events_max, self.keep_s,
-            *self.admission.most_waiting(task.run_id), *facts(task, self.admission),
+            *self.admission.most_waiting(task.run_id), self.admission.budget, FULL_SHARE,
+            *facts(task, self.admission),
         )  # fmt: skip
         keys = (k.task(task.task_id), k.tombstone(task.task_id), k.tasks, k.waiting, k.events)
 
@@ -109,6 +110,8 @@ class Calls:
                 raise TaskConflict(
                     f"task_id '{task.task_id}' is taken by a different request ({decode(reply[1])}); choose another id"
                 )
+            if word == "memory":
+                raise self.admission.out_of_memory(task, int(reply[1]), int(reply[2]))
             if word == "full":
                 raise self.admission.full(task, decode(reply[1]) == "run", int(reply[2]))
             return Submitted(task.task_id, decode(reply[2]), word == "created", TaskState(decode(reply[1])))
@@ -240,15 +243,22 @@ class Calls:
     # --- nodes and events
 
     def announce(self, record: NodeRecord, alive_s: float) -> Call[dict[str, str]]:
-        """Writes a node's record and says that it is alive; answers the node's flags."""
+        """Writes a node's record and says that it is alive; answers the node's flags; `drain_over` is one of them once its drain's
+        deadline has passed."""
         body = record.model_dump_json(exclude={"alive", "draining", "paused", "queue_depth"})
         commands = (
             # Alive first: a record without that is a node that is gone.
             ("SET", self.keys.node_alive(record.node_id), "1", "PX", int(alive_s * 1000)),
             ("HSET", self.keys.nodes, record.node_id, body),
             ("HGETALL", self.keys.node_flags(record.node_id)),
+            ("EXISTS", self.keys.node_drain(record.node_id)),
         )
-        return Call(lambda replies: _hash(replies[2]), commands=commands)
+
+        def read(replies: list[Any]) -> dict[str, str]:
+            flags = _hash(replies[2])
+            return {**flags, "drain_over": "1"} if "deadline" in flags and not replies[3] else flags
+
+        return Call(read, commands=commands)
 
     def depart(self, node_id: str) -> Call[None]:
         """Says that a node has stopped in order."""
