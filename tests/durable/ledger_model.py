@@ -26,7 +26,10 @@ class RolloutModel:
     job: str = ""
     cancel: bool = False
     lease_over: bool = False
+    lost: int = 0
+    """Attempts that ended with their lease."""
     summary: str | None = None
+    """As it was first seen: it never changes."""
 
     @property
     def active(self) -> bool:
