@@ -94,9 +94,10 @@ def server_life() -> Call[ServerLife]:
     return Call(read, commands=(("INFO", "server"),))
 
 
-def look(calls: Calls, waited_s: float) -> Call[Due]:
+def look(calls: Calls, waited_s: float, most_waiting: int = WAITING_AT_ONCE) -> Call[Due]:
+    """What is due, by the server's clock."""
     k = calls.keys
-    args = (int(waited_s * 1000), LEASES_AT_ONCE, WAITING_AT_ONCE, UNTOLD_AT_ONCE)
+    args = (int(waited_s * 1000), LEASES_AT_ONCE, most_waiting, UNTOLD_AT_ONCE)
 
     def read(reply: list[list[bytes]]) -> Due:
         expired, waiting, untold = (tuple(decode(item) for item in part) for part in reply)
