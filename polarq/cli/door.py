@@ -20,6 +20,7 @@ from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.task import Task
 from polarq.errors import ResultTimeout, TaskNotFound
 from polarq.ledger import without_password
+from polarq.ledger.control import RunState
 from polarq.settings import Settings
 from polarq.topology import load_topology
 
@@ -79,7 +80,15 @@ class Door(Protocol):
 
     def nodes(self) -> list[NodeRecord]: ...
 
-    def drain(self, node_id: str, on: bool) -> NodeRecord: ...
+    def drain(self, node_id: str, on: bool, deadline_s: float | None) -> NodeRecord: ...
+
+    def pause_node(self, node_id: str, on: bool) -> NodeRecord: ...
+
+    def set_capacity(self, node_id: str, run_workers: int | None) -> NodeRecord: ...
+
+    def runs(self) -> list[RunState]: ...
+
+    def pause_run(self, run_id: str, on: bool) -> RunState: ...
 
     def events(self, task_id: str | None, after: str | None) -> Iterator[Event]:
         """Events as they happen; of one task from its start to its end."""
@@ -137,8 +146,20 @@ class RedisDoor:
     def nodes(self) -> list[NodeRecord]:
         return self.client.nodes()
 
-    def drain(self, node_id: str, on: bool) -> NodeRecord:
-        return self.client.drain(node_id, on)
+    def drain(self, node_id: str, on: bool, deadline_s: float | None) -> NodeRecord:
+        return self.client.drain(node_id, on, deadline_s)
+
+    def pause_node(self, node_id: str, on: bool) -> NodeRecord:
+        return self.client.pause_node(node_id, on)
+
+    def set_capacity(self, node_id: str, run_workers: int | None) -> NodeRecord:
+        return self.client.set_capacity(node_id, run_workers)
+
+    def runs(self) -> list[RunState]:
+        return self.client.runs()
+
+    def pause_run(self, run_id: str, on: bool) -> RunState:
+        return self.client.pause_run(run_id) if on else self.client.resume_run(run_id)
 
     def watch(self, task_id: str, timeout_s: float | None) -> Iterator[Update]:
         last = self._beginning(task_id)

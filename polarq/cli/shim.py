@@ -30,6 +30,7 @@ from polarq.errors import (
     TaskConflict,
     TaskNotFound,
 )
+from polarq.ledger.control import RunState
 
 CONNECT_S = 10.0
 ANSWER_S = 120.0
@@ -94,9 +95,23 @@ class ShimDoor:
     def nodes(self) -> list[NodeRecord]:
         return [_node(info) for info in self._ask("GET", "/nodes")]
 
-    def drain(self, node_id: str, on: bool) -> NodeRecord:
+    def drain(self, node_id: str, on: bool, deadline_s: float | None) -> NodeRecord:
         path = f"/nodes/{quote(node_id, safe='')}"
-        return _node(self._ask("DELETE", path) if on else self._ask("POST", f"{path}/undrain"))
+        params = {} if deadline_s is None else {"deadline_seconds": deadline_s}
+        return _node(self._ask("DELETE", path, params=params) if on else self._ask("POST", f"{path}/undrain"))
+
+    def pause_node(self, node_id: str, on: bool) -> NodeRecord:
+        return _node(self._ask("POST", f"/nodes/{quote(node_id, safe='')}/{'pause' if on else 'resume'}"))
+
+    def set_capacity(self, node_id: str, run_workers: int | None) -> NodeRecord:
+        params = {} if run_workers is None else {"run_workers": run_workers}
+        return _node(self._ask("POST", f"/nodes/{quote(node_id, safe='')}/capacity", params=params))
+
+    def runs(self) -> list[RunState]:
+        return [_run(row) for row in self._ask("GET", "/runs")["runs"]]
+
+    def pause_run(self, run_id: str, on: bool) -> RunState:
+        return _run(self._ask("POST", f"/runs/{quote(run_id, safe='')}/{'pause' if on else 'resume'}"))
 
     def watch(self, task_id: str, timeout_s: float | None) -> Iterator[Update]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -233,6 +248,10 @@ def _node(info: Mapping[str, Any]) -> NodeRecord:
     if "node" not in info:
         raise Unreachable("this server lists nodes as Polar does; polarq needs a polarq shim")
     return NodeRecord.model_validate(info["node"])
+
+
+def _run(row: Mapping[str, Any]) -> RunState:
+    return RunState(str(row["run_id"]), bool(row["paused"]), int(row["waiting"]), int(row["in_flight"]))
 
 
 def _created_ms(picture: Picture) -> int:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from polarq.client.controls import Controls, ControlsAsync
 from polarq.client.limits import check_task
 from polarq.client.pausing import (
     LEASE_S,
@@ -26,7 +27,7 @@ from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult, TaskResult
 from polarq.contracts.task import Task
-from polarq.errors import LedgerUnavailable, NodeNotFound, NotQueued, PayloadMissing, ResultTimeout, TaskNotFound
+from polarq.errors import LedgerUnavailable, NotQueued, PayloadMissing, ResultTimeout, TaskNotFound
 from polarq.ledger import AsyncLedger, Cancelled, Ledger, Submitted, TaskHead, TaskRecord, calls_for, without_password
 from polarq.ledger.control import run_state
 from polarq.settings import Settings
@@ -137,7 +138,7 @@ def _known(found: T | None, task_id: str) -> T:
     return found
 
 
-class Client(_Deployment, ReadsResults):
+class Client(_Deployment, ReadsResults, Controls):
     """Submits tasks and reads results from threads and plain scripts.
 
     Every method raises `LedgerUnavailable` when Redis does not answer.
@@ -270,14 +271,6 @@ class Client(_Deployment, ReadsResults):
     def nodes(self) -> list[NodeRecord]:
         return self.ledger.nodes()
 
-    def drain(self, node_id: str, on: bool = True) -> NodeRecord:
-        """Sets or clears a node's drain flag: it takes nothing new and finishes what it has. Raises `NodeNotFound`."""
-        node = next((n for n in self.nodes() if n.node_id == node_id), None)
-        if node is None:
-            raise NodeNotFound(f"no node '{node_id}' has announced itself")
-        self.ledger.do(self.ledger.calls.set_node_flag(node_id, "draining", on))
-        return node.model_copy(update={"draining": on})
-
     def _record(self, task_id: str, *, with_request: bool = False) -> TaskRecord:
         return _known(self.ledger.do(self.ledger.calls.task(task_id, with_request=with_request)), task_id)
 
@@ -301,7 +294,7 @@ def _remaining(deadline: float | None, head: TaskHead) -> float:
     return left
 
 
-class AsyncClient(_Deployment, ReadsResultsAsync):
+class AsyncClient(_Deployment, ReadsResultsAsync, ControlsAsync):
     """The same for asyncio. See `Client` for what each method does and raises."""
 
     def __init__(
@@ -398,13 +391,6 @@ class AsyncClient(_Deployment, ReadsResultsAsync):
 
     async def nodes(self) -> list[NodeRecord]:
         return await self.ledger.nodes()
-
-    async def drain(self, node_id: str, on: bool = True) -> NodeRecord:
-        node = next((n for n in await self.nodes() if n.node_id == node_id), None)
-        if node is None:
-            raise NodeNotFound(f"no node '{node_id}' has announced itself")
-        await self.ledger.do(self.ledger.calls.set_node_flag(node_id, "draining", on))
-        return node.model_copy(update={"draining": on})
 
     async def inference_state(self) -> InferenceState:
         """Whether model calls are held back, and how many are in flight."""

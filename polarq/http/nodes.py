@@ -8,6 +8,7 @@ from itertools import islice
 from aiohttp import web
 
 from polarq.client.pausing import InferenceState, NotPaused
+from polarq.contracts.node import NodeRecord
 from polarq.errors import LedgerUnavailable, NodeNotFound
 from polarq.http.answers import Refused, answer, retry_after
 from polarq.http.metrics import CONTENT_TYPE, metrics_page
@@ -19,7 +20,7 @@ from polarq.http.polar_shapes import (
     Ready,
     ServerStatus,
 )
-from polarq.http.queries import NoQuery, PauseQuery, no_body, node_id_of, query
+from polarq.http.queries import CapacityQuery, DrainQuery, NoQuery, PauseQuery, no_body, node_id_of, query
 from polarq.http.shim import Shim
 from polarq.ledger import AsyncLedger, without_password
 from polarq.ledger.calls import Call
@@ -103,16 +104,32 @@ async def get_node(shim: Shim, request: web.Request) -> web.StreamResponse:
 
 async def drain_node(shim: Shim, request: web.Request) -> web.StreamResponse:
     """Polar's DELETE: the node takes nothing new and finishes what it has."""
-    return await _drain(shim, request, on=True)
+    asked = query(request, DrainQuery)
+    return _node(shim, await shim.client.drain(node_id_of(request), deadline_s=asked.deadline_seconds))
 
 
 async def undrain_node(shim: Shim, request: web.Request) -> web.StreamResponse:
-    return await _drain(shim, request, on=False)
-
-
-async def _drain(shim: Shim, request: web.Request, *, on: bool) -> web.StreamResponse:
     query(request, NoQuery)
-    record = await shim.client.drain(node_id_of(request), on)
+    return _node(shim, await shim.client.drain(node_id_of(request), on=False))
+
+
+async def pause_node(shim: Shim, request: web.Request) -> web.StreamResponse:
+    query(request, NoQuery)
+    return _node(shim, await shim.client.pause_node(node_id_of(request)))
+
+
+async def resume_node(shim: Shim, request: web.Request) -> web.StreamResponse:
+    query(request, NoQuery)
+    return _node(shim, await shim.client.resume_node(node_id_of(request)))
+
+
+async def set_capacity(shim: Shim, request: web.Request) -> web.StreamResponse:
+    """How many harnesses the node runs at once; without a number, what its topology says."""
+    asked = query(request, CapacityQuery)
+    return _node(shim, await shim.client.set_capacity(node_id_of(request), asked.run_workers))
+
+
+def _node(shim: Shim, record: NodeRecord) -> web.Response:
     return answer(node_info(record, shim.topology.gateway.heartbeat_interval_seconds))
 
 

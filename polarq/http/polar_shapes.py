@@ -177,6 +177,19 @@ class GatewayNodeInfo(TypedDict):
     node: dict[str, Any]
 
 
+class RunRow(TypedDict):
+    """polarq's own: one training run, over all its tasks."""
+
+    run_id: str
+    paused: bool
+    waiting: int
+    in_flight: int
+
+
+class RunList(TypedDict):
+    runs: list[RunRow]
+
+
 class NodeList(TypedDict):
     nodes: list[GatewayNodeInfo]
 

@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 from pydantic import Field
 
+from polarq.client.controls import MOST_RUN_WORKERS
 from polarq.client.pausing import LEASE_S, TIMEOUT_S
 from polarq.client.results import Trajectories
 from polarq.contracts.base import ID_PATTERN, Contract
@@ -61,6 +62,25 @@ class EventsQuery(Contract):
 
     after: str | None = Field(None, description="An event id to resume after; the header Last-Event-ID wins over it.")
     task_id: str | None = Field(None, description="Events of one task only.")
+
+
+class DrainQuery(Contract):
+    """Parameters of `DELETE /nodes/{node_id}`."""
+
+    deadline_seconds: float | None = Field(
+        None, ge=0, description="What has not ended by then goes back to the queue; without it there is no hurry."
+    )
+
+
+class CapacityQuery(Contract):
+    """Parameters of `POST /nodes/{node_id}/capacity`."""
+
+    run_workers: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_RUN_WORKERS,
+        description="Harnesses that run at once; without it: what the node's topology says.",
+    )
 
 
 class PauseQuery(Contract):

@@ -10,8 +10,17 @@ from aiohttp import web
 
 from polarq.contracts.base import Contract
 from polarq.contracts.task import Task
-from polarq.http import events, nodes, polar_shapes, tasks
-from polarq.http.queries import CancelQuery, EventsQuery, NoQuery, PauseQuery, TaskQuery, TasksQuery
+from polarq.http import events, nodes, polar_shapes, runs, tasks
+from polarq.http.queries import (
+    CancelQuery,
+    CapacityQuery,
+    DrainQuery,
+    EventsQuery,
+    NoQuery,
+    PauseQuery,
+    TaskQuery,
+    TasksQuery,
+)
 from polarq.http.shim import Shim
 
 Handler = Callable[[Shim, web.Request], Awaitable[web.StreamResponse]]
@@ -79,11 +88,29 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("GET", "/nodes", nodes.list_nodes, "Nodes", _NODE_LIST),
     Route("GET", "/nodes/{node_id}", nodes.get_node, "One node", _SHAPES.GatewayNodeInfo, refusals=(404,)),
-    Route("DELETE", "/nodes/{node_id}", nodes.drain_node, "Drain a node", _SHAPES.GatewayNodeInfo, refusals=(404,)),
+    Route(
+        "DELETE", "/nodes/{node_id}", nodes.drain_node, "Drain a node",
+        _SHAPES.GatewayNodeInfo, query=DrainQuery, refusals=(404,),
+    ),
     Route(
         "POST", "/nodes/{node_id}/undrain", nodes.undrain_node, "Let a node take work again",
         _SHAPES.GatewayNodeInfo, refusals=(404,),
     ),
+    Route(
+        "POST", "/nodes/{node_id}/pause", nodes.pause_node, "Let a node take nothing new",
+        _SHAPES.GatewayNodeInfo, refusals=(404,),
+    ),
+    Route(
+        "POST", "/nodes/{node_id}/resume", nodes.resume_node, "Let a paused node take work again",
+        _SHAPES.GatewayNodeInfo, refusals=(404,),
+    ),
+    Route(
+        "POST", "/nodes/{node_id}/capacity", nodes.set_capacity, "Change how many harnesses a node runs at once",
+        _SHAPES.GatewayNodeInfo, query=CapacityQuery, refusals=(404,),
+    ),
+    Route("GET", "/runs", runs.list_runs, "Runs that wait, are in flight or are paused", _SHAPES.RunList),
+    Route("POST", "/runs/{run_id}/pause", runs.pause_run, "Start nothing of a run", _SHAPES.RunRow),
+    Route("POST", "/runs/{run_id}/resume", runs.resume_run, "Let a run's rollouts start again", _SHAPES.RunRow),
     Route(
         "GET", "/events", events.stream, "What happens, as server-sent events",
         "text/event-stream", query=EventsQuery,

@@ -243,8 +243,8 @@ class Calls:
     # --- nodes and events
 
     def announce(self, record: NodeRecord, alive_s: float) -> Call[dict[str, str]]:
-        """Writes a node's record and says that it is alive; answers the node's flags; `drain_over` is one of them once its drain's
-        deadline has passed."""
+        """Writes a node's record and says that it is alive; answers its flags, `drain_over` among them once
+        its drain's deadline has passed."""
         body = record.model_dump_json(exclude={"alive", "draining", "paused", "queue_depth"})
         commands = (
             # Alive first: a record without that is a node that is gone.

@@ -48,13 +48,34 @@ def early_stop_of(keys: Keys, rollout_id: str) -> Call[EarlyStop | None]:
     return Call(read, commands=commands)
 
 
+def drain_node(keys: Keys, node_id: str, *, on: bool, deadline_s: float | None) -> Call[None]:
+    """The deadline is the server's: a key that expires, so that no clock of a node matters."""
+    flags, until = keys.node_flags(node_id), keys.node_drain(node_id)
+    commands: list[tuple[Any, ...]] = [("HDEL", flags, "draining", "deadline"), ("DEL", until)]
+    if on and deadline_s is not None:
+        commands.append(("SET", until, "1", "PX", max(1, int(deadline_s * 1000))))
+        commands.append(("HSET", flags, "draining", "1", "deadline", "1"))
+    elif on:
+        commands.append(("HSET", flags, "draining", "1"))
+    return Call(lambda _: None, commands=tuple(commands))
+
+
+def set_run_workers(keys: Keys, node_id: str, run_workers: int | None) -> Call[None]:
+    """How many harnesses the node runs at once; None: as its topology says."""
+    flags = keys.node_flags(node_id)
+    command = ("HDEL", flags, "run_workers") if run_workers is None else ("HSET", flags, "run_workers", run_workers)
+    return Call(lambda _: None, commands=(command,))
+
+
 def known_runs(keys: Keys) -> Call[list[str]]:
-    """Runs that wait or are paused, by id."""
+    """Runs that wait, are held or are paused, by id."""
 
     def read(replies: list[Any]) -> list[str]:
         return sorted({decode(run_id) for reply in replies for run_id in reply})
 
-    return Call(read, commands=(("SMEMBERS", keys.runs_waiting), ("SMEMBERS", keys.runs_paused)))
+    return Call(
+        read, commands=(("SMEMBERS", keys.runs_waiting), ("SMEMBERS", keys.runs_held), ("SMEMBERS", keys.runs_paused))
+    )
 
 
 def pause_run(keys: Keys, run_id: str, on: bool) -> Call[bool]:

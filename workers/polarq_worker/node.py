@@ -28,6 +28,7 @@ from polarq.registry import names
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, redis_url
 from polarq_worker.engine import Engine, Stop, as_job_result
+from polarq_worker.flags import Flags
 from polarq_worker.lease_watch import LoopWatch
 from polarq_worker.leftovers import OneWorker, clear_sandboxes
 from polarq_worker.patience import Patience
@@ -50,6 +51,9 @@ _ALIVE_FACTOR = 2.5
 
 _HEALTH_TIMEOUT_S = 5.0
 
+_SHORTEST_LOOK_S = 0.05
+"""Between two looks at the flags, however often it is told."""
+
 _LAST_WORDS_S = 20.0
 """How long a leaving worker tries to tell the ledger what it gives back."""
 
@@ -65,7 +69,8 @@ class NodeService:
         self.settings = settings
         self.state_dir = settings.state_dir / node.id
         self.health = NodeHealth()
-        self.flags: dict[str, str] = {}
+        self._look_soon = asyncio.Event()
+        self.flags = Flags()
         self.proxy: ProxyProcess | None = None
         self._started_at = datetime.now(UTC)
         self._loops: list[asyncio.Task[None]] = []
@@ -119,6 +124,7 @@ class NodeService:
         self._loops = [
             asyncio.create_task(self._every(self._renewal.period_s, self._renewal.renew), name="leases"),
             asyncio.create_task(self._every(gateway.heartbeat_interval_seconds, self._beat), name="heartbeat"),
+            asyncio.create_task(self._every(_SHORTEST_LOOK_S, self._look_when_told), name="looks"),
             asyncio.create_task(self._every(gateway.reap_interval_s, self.reaper.step), name="reaper"),
         ]
         log.info("node %s is up: proxy %s, capacity %d", node.id, node.proxy_url, node.capacity)
@@ -239,14 +245,14 @@ class NodeService:
         """Rollouts that may be in flight now. 0 while draining, paused, stopping, blocked, or without inference."""
         if self.engine.stopping or self.watch.blocked:
             return 0
-        if self.flags.get("draining") == "1" or self.flags.get("paused") == "1":
+        if self.flags.holds_back:
             return 0
         return 0 if self.health.inference is False else self.places
 
     @property
     def places(self) -> int:
-        """Rollouts it may hold at once: the topology's number, unless the flag `capacity` says another."""
-        return int(self.flags.get("capacity") or self.node.capacity)
+        """Rollouts it may hold at once."""
+        return self.flags.resized(self.node).capacity
 
     def run_job(self, rollout_id: str, job_id: str) -> dict[str, Any] | None:
         """Runs one doorbell in the calling thread; see `polarq.tasks.RolloutRunner`."""
@@ -308,6 +314,16 @@ class NodeService:
         self._notes.add(noting)
         noting.add_done_callback(self._notes.discard)
 
+    def look_again(self) -> None:
+        """Reads the flags before the next heartbeat is due. Safe from any thread."""
+        self.pool.loop.call_soon_threadsafe(self._look_soon.set)
+
+    async def _look_when_told(self) -> None:
+        await self._look_soon.wait()
+        self._look_soon.clear()
+        await self._announce()
+        self.pool.wake()
+
     async def _beat(self) -> None:
         await self._look_at_proxy()
         await self._announce()
@@ -315,10 +331,18 @@ class NodeService:
 
     async def _announce(self) -> None:
         alive_s = self.topology.gateway.heartbeat_interval_seconds * _ALIVE_FACTOR
-        before, self.flags = self.flags, await self.ledger.do(self.ledger.calls.announce(self.record(), alive_s))
-        if before != self.flags:
-            held = any(self.flags.get(flag) == "1" for flag in ("draining", "paused"))
-            await self._note("node.paused" if held else "node.resumed")
+        before = self.flags
+        said = await self.ledger.do(self.ledger.calls.announce(self.record(), alive_s))
+        self.flags = Flags.read(said)
+        if before.holds_back != self.flags.holds_back:
+            await self._note("node.paused" if self.flags.holds_back else "node.resumed")
+        if before.run_workers != self.flags.run_workers:
+            now = self.flags.resized(self.node)
+            self.engine.services.slots.resize(run=now.max_run_workers, ready=now.ready_places)
+            await self._note("node.resized", run_workers=now.max_run_workers)
+        if self.flags.drain_over and self.engine.held:
+            log.info("the drain's deadline has passed: %d rollouts are given back", len(self.engine.held))
+            self.engine.stop_all(Stop.RELEASE)
 
     def record(self) -> NodeRecord:
         """What this node says of itself."""
@@ -326,7 +350,7 @@ class NodeService:
         return NodeRecord(
             node_id=node.id,
             max_init_workers=node.max_init_workers,
-            max_run_workers=node.max_run_workers,
+            max_run_workers=self.flags.resized(node).max_run_workers,
             max_postrun_workers=node.max_postrun_workers,
             metrics=self.engine.services.slots.metrics(),
             loop_lag_s=round(self.watch.lag_s, 4),

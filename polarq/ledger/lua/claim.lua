@@ -13,6 +13,8 @@ if r[5] == ARGV[7] and state ~= 'queued' then
   return {'granted', tonumber(r[6]), tonumber(r[7]), tonumber(r[8]) - tonumber(r[4]),
     redis.call('HGET', task, 'request'), tonumber(r[8])}
 end
+local run = redis.call('HGET', task, 'run_id')
+if redis.call('SISMEMBER', beside(leases, 'runs-paused'), run) == 1 then return {'held', 'run ' .. run .. ' is paused'} end
 if state ~= 'queued' then
   if tonumber(r[2] or 0) > now then return {'busy', r[3]} end
   -- Its lease ran out and nobody has given it back yet: this claim is the next attempt.

@@ -1,0 +1,36 @@
+"""`polarq runs`: training runs that wait, are in flight or are paused."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from polarq.cli.door import open_door
+from polarq.cli.options import Config, Json, Url
+from polarq.cli.outcome import ExitCode, command
+from polarq.cli.terminal import Column, Screen, print_json, print_table, shown
+
+COLUMNS = (Column("run"), Column("state"), Column("waiting", "right"), Column("in flight", "right"))
+
+
+@command
+def runs(config: Config = None, url: Url = None, as_json: Json = False) -> ExitCode:
+    """List the runs: what waits, what is in flight, what is paused."""
+    with open_door(config, url) as door:
+        found = door.runs()
+    if as_json:
+        rows = [{"run_id": r.run_id, "paused": r.paused, "waiting": r.waiting, "in_flight": r.held} for r in found]
+        print_json(rows)
+    elif found:
+        rows_ = [
+            [
+                Text(shown(run.run_id)),
+                Text("paused", "yellow") if run.paused else Text("active", "green"),
+                Text(str(run.waiting)),
+                Text(str(run.held)),
+            ]
+            for run in found
+        ]
+        print_table(Screen(), COLUMNS, rows_)
+    else:
+        Screen().say("no run waits, is in flight or is paused")
+    return ExitCode.OK
