@@ -148,6 +148,18 @@ def test_the_backlog_of_a_node_that_is_gone_is_run_by_the_others(stack: LocalSta
     wait_until(lambda: not redis.exists(*lists), WAIT_S)
 
 
+def test_the_backlog_of_a_node_that_leaves_in_order_is_run_by_the_others(stack: LocalStack, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    stack.client.submit({**shell_task("leaving", f"while [ ! -e {gate} ]; do sleep 0.05; done"), "num_samples": 24})
+    wait_until(lambda: stack.client.record("leaving").counts.running == 10, WAIT_S)
+    stack.workers["node0"].signal(signal.SIGTERM)
+    wait_until(lambda: bool(events_of(stack, "node.draining", node_id="node0")), WAIT_S)
+    gate.touch()
+    assert stack.workers["node0"].wait(WAIT_S) == 0
+    assert not stack.client.ledger.redis.exists(*stack.client.ledger.calls.keys.queue_lists("node0"))
+    assert ended(stack, "leaving").counts.completed == 24
+
+
 def test_messages_that_got_lost_are_sent_again(stack: LocalStack) -> None:
     client = stack.client
     for node_id in NODES:
