@@ -13,7 +13,8 @@ from hypothesis.stateful import invariant
 from polarq.contracts import RolloutState
 from tests.durable.key_layout import strangers
 from tests.durable.ledger_model import RUNS
-from tests.durable.ledger_steps import ENDS, KEEP_S, LedgerSteps
+from tests.durable.ledger_reaping import ReaperSteps
+from tests.durable.ledger_steps import ENDS, KEEP_S
 
 S = RolloutState
 
@@ -22,7 +23,7 @@ def texts(members: Any) -> set[str]:
     return {member.decode() for member in members}
 
 
-class LedgerMachine(LedgerSteps):
+class LedgerMachine(ReaperSteps):
     """See the module."""
 
     @invariant()

@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from polarq.contracts import Outcome, RolloutState, RolloutSummary
 from polarq.errors import LedgerUnavailable, TaskConflict
 from polarq.ledger import Call, Calls, Claim, Keys, Ledger, Refused
-from polarq.ledger.reaping import mend_task, reap_lost, ring_due
 from polarq.ledger.scripts import Script
 from polarq.ledger.states import ACTIVE, TRANSITIONS
 from tests.durable.ledger_model import RUNS, RolloutModel, Story, TaskModel, Ticket, a_task
@@ -27,8 +26,6 @@ ENDS = (S.COMPLETED, S.FAILED, S.TIMED_OUT, S.CANCELLED)
 NODES = ("node0", "node1", "node2")
 LEASE_S = 1000.0
 KEEP_S = 5000
-MAX_ATTEMPTS = 2
-"""Leases that a rollout may lose before it fails."""
 
 Swaps = Mapping[str, tuple[str, str]]
 """Script name -> (text, other text): a ledger that is broken on purpose."""
@@ -290,46 +287,3 @@ class LedgerSteps(RuleBasedStateMachine):
         self.redis.hset(self.keys.rollout(rollout.rollout_id), "lease_ms", 1)
         self.redis.zadd(self.keys.leases, {rollout.rollout_id: 1})
         rollout.lease_over = True
-
-    # --- the reaper's steps
-
-    @rule(data=st.data())
-    def reap(self, data: st.DataObject) -> None:
-        """Mostly what is due, else anything: the look that found it may be old."""
-        due = [r for r in self.all_rollouts() if r.active and r.lease_over]
-        rollout = data.draw(st.sampled_from(due or self.all_rollouts()), label="rollout")
-        reaped = self.do(reap_lost(self.calls, rollout.rollout_id, MAX_ATTEMPTS))
-        if not rollout.active:
-            assert reaped.action == "index"
-            return
-        if not rollout.lease_over:
-            assert reaped.action == "held"
-            return
-        rollout.lost += 1
-        if not rollout.cancel and rollout.lost < MAX_ATTEMPTS:
-            assert reaped.action == "queued"
-            self.given_back(rollout, counted=True)
-            return
-        rollout.state = S.CANCELLED if rollout.cancel else S.FAILED
-        assert reaped.action == rollout.state
-        rollout.token += 1
-        self.highest[rollout.rollout_id] = rollout.token
-        self.story.moved(rollout)
-        self.ended_one(rollout.rollout_id.rpartition(".")[0])
-
-    @rule(data=st.data())
-    def ring(self, data: st.DataObject) -> None:
-        rollout = self.pick(data)
-        word = self.do(ring_due(self.calls, rollout.rollout_id, 0, 60))
-        assert word == ("ring" if rollout.state is S.QUEUED else "index")
-
-    @rule(data=st.data(), forget=st.booleans())
-    def mend(self, data: st.DataObject, forget: bool) -> None:
-        """A task that is right is left alone; what an index forgot is put back."""
-        task_id = data.draw(st.sampled_from(sorted(self.tasks)), label="task")
-        rollout = data.draw(st.sampled_from(self.tasks[task_id].rollouts), label="rollout")
-        lost = forget and not rollout.state.terminal
-        if lost:
-            self.redis.zrem(self.keys.waiting, rollout.rollout_id)
-            self.redis.zrem(self.keys.leases, rollout.rollout_id)
-        assert self.do(mend_task(self.calls, task_id)) == ("mended" if lost else "right")

@@ -1,4 +1,4 @@
-"""After a chaos run: what the ledger, the store, the events and the harnesses' own log prove; each line is a failure."""
+"""After a chaos run: what the ledger, the store, the events and the harnesses' own log prove; a line is a failure."""
 
 from __future__ import annotations
 
