@@ -69,6 +69,13 @@ def until(true: Any) -> None:
         assert time.monotonic() < deadline
 
 
+def last_rung(ledger: Ledger, rollout_id: str, ago_s: int) -> None:
+    """Makes it a while ago, by the server's clock, that a waiting rollout was rung."""
+    now_ms = int(ledger.redis.time()[0]) * 1000
+    fields: Any = {"queued_ms": now_ms - 10_000_000, "rung_ms": now_ms - ago_s * 1000}
+    ledger.redis.hset(ledger.calls.keys.rollout(rollout_id), mapping=fields)
+
+
 def kinds(ledger: Ledger) -> list[tuple[str, Any]]:
     return [(e.type, e.data.get("status")) for e in ledger.do(ledger.calls.events("0"))]
 
@@ -257,11 +264,14 @@ def test_a_waiting_rollout_is_rung_less_and_less_often_and_anew_when_it_was_give
     assert ledger.do(ring_due(calls, "t.0", 600, 600)) == "early"
     assert ledger.do(ring_due(calls, "t.0", 0, 600)) == "ring"
     assert ledger.do(ring_due(calls, "t.0", 300, 600)) == "early"
-    rings = [ledger.do(ring_due(calls, "t.0", 0, 600)) for _ in range(3)]
-    assert rings == ["ring"] * 3
-    assert ledger.redis.hget(calls.keys.rollout("t.0"), "rings") == b"4"
-    ledger.do(ring_due(calls, "t.0", 600, 600, given_back=True))
-    assert ledger.redis.hget(calls.keys.rollout("t.0"), "rings") == b"0"
+    last_rung(ledger, "t.0", 700)
+    assert ledger.do(ring_due(calls, "t.0", 300, 9999)) == "ring", "after twice the time"
+    last_rung(ledger, "t.0", 700)
+    assert ledger.do(ring_due(calls, "t.0", 300, 9999)) == "early", "four times the time is not over"
+    assert ledger.do(ring_due(calls, "t.0", 300, 600)) == "ring", "but there is a longest time"
+    assert ledger.do(ring_due(calls, "t.0", 600, 600, given_back=True)) == "ring"
+    last_rung(ledger, "t.0", 400)
+    assert ledger.do(ring_due(calls, "t.0", 300, 9999)) == "ring"
 
 
 def test_what_waits_only_in_the_index_is_taken_out_of_it(ledger: Ledger) -> None:
@@ -284,7 +294,9 @@ def test_a_node_that_went_without_a_word_is_noticed_once_and_forgotten_in_the_en
     ledger.do(calls.announce(NodeRecord(node_id="gone"), 600))
     ledger.redis.delete(calls.keys.node_alive("gone"))
     assert ledger.do(reap_nodes(calls, 600)) == ["gone"]
-    assert ledger.do(reap_nodes(calls, 600)) == []
+    ledger.redis.zadd(calls.keys.nodes_lost, {"gone": 1})
+    assert ledger.do(reap_nodes(calls, 10**10)) == []
+    assert ledger.redis.zscore(calls.keys.nodes_lost, "gone") == 1, "it is gone since it was noticed"
     assert [node_id for node_id, _ in ledger.do(calls.node_records())] == ["gone", "lives"]
     assert kinds(ledger) == [("node.lost", None)]
     ledger.do(calls.announce(NodeRecord(node_id="gone"), 600))
