@@ -15,6 +15,7 @@ from polarq.contracts.task import Task, split_rollout_id
 from polarq.errors import InvalidTask, NotQueued
 from polarq.ledger import AsyncLedger, Call
 from polarq.ledger import reaping as steps
+from polarq.ledger.control import run_state
 from polarq.settings import Settings
 from polarq.topology import Topology, broker_url
 
@@ -41,6 +42,7 @@ class Doorbells:
         self.client = client
         self.after_s = topology.gateway.ring_again_s
         self.counts = counts
+        self._limits = topology.limits
         url = broker_url(topology, settings)
         self._broker = ledger if url == ledger.url else AsyncLedger(url, self.calls, max_connections=2)
 
@@ -112,11 +114,15 @@ class Doorbells:
         only when they have waited for a while since the last time.
         """
         rung: set[str] = set()
+        held: dict[str, bool] = {}
         for task_id, ids in _by_task(rollout_ids).items():
             record = await self.ledger.do(self.calls.task(task_id, with_request=True))
             task = None if record is None else record.request
-            if task is not None and fleet.choose(task) is None:
-                continue
+            if task is not None:
+                if task.run_id not in held:
+                    held[task.run_id] = await self._is_held(task.run_id)
+                if held[task.run_id] or fleet.choose(task) is None:
+                    continue
             leave = [steps.ring_due(self.calls, i, self.after_s, _LONGEST_PAUSE_S, given_back=at_once) for i in ids]
             words = await all_of(self.ledger, leave)
             self.counts.update(word for word in words if word in {"orphan", "index"})
@@ -131,6 +137,12 @@ class Doorbells:
             if len(rung) >= _RINGS_AT_ONCE:
                 break
         return rung
+
+    async def _is_held(self, run_id: str) -> bool:
+        """Whether nothing of a run may start now, so that each of its doorbells would be in vain."""
+        run = await self.ledger.do(run_state(self.calls.keys, run_id))
+        most = self._limits.of_run(run_id).max_in_flight
+        return run.paused or (most is not None and run.held >= most)
 
     async def _publish(self, task: Task, queues: Mapping[int, str], *, again: bool) -> bool:
         try:
