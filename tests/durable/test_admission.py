@@ -36,7 +36,7 @@ def nothing_of(client: Client, task_id: str) -> bool:
     try:
         client.record(task_id)
     except TaskNotFound:
-        return not client.ledger.redis.keys(f"*{{{task_id}}}*")
+        return not client.ledger.redis.keys(f"{client.ledger.calls.keys.prefix}:*{{{task_id}}}*")
     return False
 
 

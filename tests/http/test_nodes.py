@@ -75,7 +75,7 @@ async def test_health_counts_nodes_and_status_shows_everything_at_once(shim: Rig
     await shim.submit(a_task("a", samples=3))
     await shim.submit(a_task("b"))
     await shim.end("b.0")
-    assert (await shim.http.get("/health")).json() == {"status": "ok", "nodes": 1, "ledger": True}
+    assert (await shim.http.get("/health")).json() == {"status": "ok", "nodes": 1, "ledger": True, "memory": "ok"}
     status = (await shim.http.get("/rollout/status")).json()
     assert status["tasks"] == {"a": "running", "b": "completed"}
     assert status["pipeline"] == {"pending_sessions": 3}
