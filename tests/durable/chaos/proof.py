@@ -227,7 +227,7 @@ class Proof:
 
     def recovery(self, kills: list[Killed]) -> None:
         """From a worker's death to the next claim of each rollout that it held."""
-        waits: list[float] = []
+        waits: list[tuple[float, str]] = []
         for kill in kills:
             held: set[str] = set()
             for event in self.load.events:
@@ -241,10 +241,12 @@ class Proof:
                 elif rollout_id in held and (status is RolloutState.PREPARING or status.terminal):
                     held.discard(rollout_id)
                     if status is RolloutState.PREPARING:
-                        waits.append(at - kill.at)
+                        waits.append((at - kill.at, f"{rollout_id} of {kill.node}"))
         self.figures["rollouts held by killed workers and claimed again"] = len(waits)
         if waits:
-            self.figures["kill to next claim"] = f"median {median(waits):.1f} s, max {max(waits):.1f} s"
+            self.figures["kill to next claim"] = (
+                f"median {median(wait for wait, _ in waits):.1f} s, max {max(waits)[0]:.1f} s ({max(waits)[1]})"
+            )
 
 
 def _within(seconds: float, true: Callable[[], bool]) -> bool:

@@ -48,6 +48,10 @@ class Trouble:
     problems: list[str] = field(default_factory=list)
     _busy: set[str] = field(default_factory=set)
     """Nodes that something is being done to."""
+    _started: dict[str, float] = field(default_factory=dict)
+    """When a worker was last started again, on the monotonic clock."""
+    _redis_back: float = -1.0
+    """When Redis last came back, on the monotonic clock."""
     _later: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _number: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -61,6 +65,7 @@ class Trouble:
                 self.chance.choice(ways)()
                 next_at = time.monotonic() + self.chance.uniform(1.5, 5.0)
             self._what_is_due()
+            self._supervise()
             time.sleep(0.05)
 
     def heal(self) -> None:
@@ -69,6 +74,7 @@ class Trouble:
         while self._later and time.monotonic() < deadline:
             self._what_is_due()
             time.sleep(0.05)
+        self._supervise()
         for node in NODES:
             try:
                 self.fleet.stack.wait_for_node(node)
@@ -85,14 +91,22 @@ class Trouble:
     def _a_node(self) -> str | None:
         """One that is left alone so far, as long as another one is too."""
         free = [node for node in NODES if node not in self._busy]
-        for node in free:
-            if self.fleet.worker_ended(node):
-                self.problems.append(f"the worker of {node} has ended by itself")
-                self._back(node)
-                return None
         return self.chance.choice(free) if len(free) > 1 else None
 
+    def _supervise(self) -> None:
+        """As an operator's service manager: a worker that has ended is started again."""
+        for node in NODES:
+            if node in self._busy or not self.fleet.worker_ended(node):
+                continue
+            if self._redis_back >= self._started.get(node, 0.0):
+                # No worker starts without a ledger: it says so in one line and ends.
+                self._did("worker started again, as Redis was away at its start", node)
+            else:
+                self.problems.append(f"the worker of {node} has ended by itself")
+            self._back(node)
+
     def _back(self, node: str) -> None:
+        self._started[node] = time.monotonic()
         self.fleet.start_worker(node)
         # It is not touched again before it had time to come up.
         self._busy.add(node)
@@ -166,6 +180,7 @@ class Trouble:
         away_s = self.chance.uniform(0.2, 1.5 * LEASE_S)
         self._did("Redis killed", f"for {away_s:.1f} s")
         self.fleet.kill_redis(away_s)
+        self._redis_back = time.monotonic()
 
     def cancel_task(self) -> None:
         self._cancel(None)
