@@ -46,9 +46,11 @@ class Reaper:
         self.topology = topology
         self._node_id = node_id
         self.me = f"{node_id}/{secrets.token_hex(4)}"
-        self._server: str | None = None
+        self.server: str | None = None
+        """The Redis that was there at the last turn."""
         self._quiet_until = 0.0
-        self._read_queues_at = 0.0
+        self.read_queues_at = 0.0
+        """When to read the queues again, by the monotonic clock: how long it took decides."""
         self._mend_at = 0.0
         self._cursor = 0
         self.counts: Counter[str] = Counter()
@@ -88,7 +90,7 @@ class Reaper:
             for node_id in await self.ledger.do(steps.reap_nodes(self.calls, self.topology.retention.lost_nodes_s)):
                 log.warning("node %s is gone without a word", node_id)
                 self.counts["nodes_lost"] += 1
-            reads_queues = time.monotonic() >= self._read_queues_at
+            reads_queues = time.monotonic() >= self.read_queues_at
             most = steps.WAITING_AT_ONCE if reads_queues else 0
             due = await self.ledger.do(steps.look(self.calls, gateway.ring_again_s, most))
             fleet = Fleet(await self.ledger.nodes(), self.topology)
@@ -101,7 +103,7 @@ class Reaper:
             if reads_queues:
                 began = time.monotonic()
                 await self.doorbells.ring_what_is_in_no_queue(due.waiting, fleet)
-                self._read_queues_at = time.monotonic() + (time.monotonic() - began) / _AT_WORK
+                self.read_queues_at = time.monotonic() + (time.monotonic() - began) / _AT_WORK
         finally:
             if self.counts:
                 counts = dict(self.counts)
@@ -112,11 +114,11 @@ class Reaper:
         """After a restart or a failover of Redis, workers get the time to renew what ran out meanwhile."""
         lease_s = self.topology.gateway.lease_s
         life = await self.ledger.do(steps.server_life())
-        if self._server is not None and self._server != life.run_id:
+        if self.server is not None and self.server != life.run_id:
             self._be_quiet(lease_s)
         elif life.up_s < lease_s:
             self._be_quiet(lease_s - life.up_s)
-        self._server = life.run_id
+        self.server = life.run_id
 
     # --- expired leases
 
