@@ -99,6 +99,20 @@ def test_a_rollout_whose_lease_ran_out_waits_again_under_a_new_token_and_the_att
     assert ("session.reaped", "queued") in kinds(ledger)
 
 
+def test_a_lost_rollout_stands_in_line_where_it_stood(ledger: Ledger) -> None:
+    for task_id in ("first", "second", "third"):
+        ledger.do(ledger.calls.submit(a_task(task_id), "c"))
+    claimed(ledger, "first.0", over=True)
+    claim = claimed(ledger, "second.0")
+    ledger.do(ledger.calls.release("second.0", claim.token, counted=False, reason="drain"))
+    assert ledger.do(reap_lost(ledger.calls, "first.0", MOST)).action == "queued"
+    line: Any = ledger.redis.zrange(ledger.calls.keys.run_waiting("default"), 0, -1, withscores=True)
+    since = {rollout_id.decode(): score for rollout_id, score in line}
+    assert since["first.0"] <= since["second.0"] <= since["third.0"]
+    created = ledger.redis.hget(ledger.calls.keys.task("first"), "created_ms")
+    assert since["first.0"] == float(created or 0)
+
+
 def test_a_node_that_lives_and_did_not_renew_is_said_to_be_just_that(ledger: Ledger) -> None:
     ledger.do(ledger.calls.announce(NodeRecord(node_id="node0"), 600))
     ledger.do(ledger.calls.submit(a_task(), "c"))

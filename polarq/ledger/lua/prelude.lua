@@ -38,12 +38,13 @@ local function leave(index, run, id)
   if redis.call('EXISTS', own) == 0 then redis.call('SREM', beside(index, 'runs-held'), run) end
 end
 
--- What waits longer goes first; its task's priority is worth so many milliseconds of waiting.
+-- What waits longer goes first; its task's priority is worth so many milliseconds of waiting. What was begun and given
+-- back or lost stands where it stood: its time in line counts from its task's beginning.
 local function wait_in_line(index, task, id, now)
-  local t = redis.call('HMGET', task, 'run_id', 'head_ms')
+  local t = redis.call('HMGET', task, 'run_id', 'head_ms', 'created_ms')
   leave(index, t[1], id)
   redis.call('ZADD', beside(index, 'waiting'), now, id)
-  redis.call('ZADD', beside(index, 'run-waiting:' .. t[1]), now - tonumber(t[2] or 0), id)
+  redis.call('ZADD', beside(index, 'run-waiting:' .. t[1]), tonumber(t[3] or now) - tonumber(t[2] or 0), id)
   redis.call('SADD', beside(index, 'runs-waiting'), t[1])
 end
 
