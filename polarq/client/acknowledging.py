@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 
 from polarq.client.results import Trajectories, from_summary
 from polarq.contracts.rollout import PayloadRef, RolloutResult
 from polarq.contracts.task import Task, split_rollout_id
-from polarq.errors import InvalidInput, PayloadMissing
+from polarq.errors import InvalidInput, PayloadCorrupt, PayloadMissing
 from polarq.ledger import AsyncLedger, Call, Ledger, RolloutRecord, TaskRecord
 from polarq.ledger.retention import acknowledge
 from polarq.store.archive import Archive
 from polarq.store.payloads import get_payload
+
+log = logging.getLogger("polarq.client.archive")
 
 Batches = list[tuple[str, list[int]]]
 """(task id, indices) of what is acknowledged; no indices: all of the task's."""
@@ -103,6 +105,9 @@ def _archive(
     """Writes one rollout: whole, or what the ledger has of one whose payload is not there."""
     result = from_summary(request.task_id, request.run_id, rollout, Trajectories.NONE, request.metadata)
     if read is not None:
-        with suppress(PayloadMissing):  # expired, or acknowledged just now by somebody else, who archived it
+        try:
             result = read.read(replies)
+        except (PayloadMissing, PayloadCorrupt) as exc:
+            # Or it was acknowledged just now by somebody else: what that one wrote is not overwritten by less.
+            log.warning("rollout %s is archived without its trajectory: %s", rollout.rollout_id, exc)
     archive.keep(request, result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from polarq.contracts.rollout import TaskState
 from polarq.errors import NotEnded, TaskNotFound
 from polarq.ledger.calls import Call, Calls
 from polarq.ledger.records import decode
@@ -37,11 +38,36 @@ def acknowledge(calls: Calls, task_id: str, indices: Sequence[int] = ()) -> Call
     return Call(read, script("acknowledge"), (k.task(task_id), k.events), args)
 
 
-def ending_soon(calls: Calls, now_ms: float, left_s: float, limit: int) -> Call[list[str]]:
-    """Tasks whose last change was so long ago that they expire within `left_s`, the oldest first."""
+def ending_soon(calls: Calls, now_ms: float, left_s: float) -> Call[list[str]]:
+    """Tasks whose last change was so long ago that, if they have ended, they expire within `left_s`; oldest first."""
     until = now_ms - (calls.keep_s - left_s) * 1000
-    command = ("ZRANGEBYSCORE", calls.keys.tasks, "-inf", int(until), "LIMIT", 0, limit)
+    command = ("ZRANGEBYSCORE", calls.keys.tasks, now_ms - calls.keep_s * 1000, int(until))
     return Call(lambda replies: [decode(task_id) for task_id in replies[0]], commands=(command,))
+
+
+def not_archived(calls: Calls, task_ids: Sequence[str]) -> Call[list[str]]:
+    """Those of the tasks that have ended and are not marked as archived."""
+    commands = tuple(("HMGET", calls.keys.task(task_id), "state", "archived") for task_id in task_ids)
+
+    def read(replies: list[list[bytes | None]]) -> list[str]:
+        return [
+            task_id
+            for task_id, (state, archived) in zip(task_ids, replies, strict=True)
+            if state is not None and TaskState(decode(state)).terminal and archived is None
+        ]
+
+    return Call(read, commands=commands)
+
+
+def archive_turn(calls: Calls, me: str, turn_s: float) -> Call[bool]:
+    """Whether it is this worker that archives now: one at a time, for a while."""
+    return Call(lambda reply: int(reply) == 1, script("reap_turn"), (calls.keys.archiver,), (me, int(turn_s * 1000)))
+
+
+def mark_archived(calls: Calls, task_id: str) -> Call[None]:
+    """Says that a task needs no archiving any more. A task that expired meanwhile stays gone."""
+    source = "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'archived', '1') end return 1"
+    return Call(lambda _: None, commands=(("EVAL", source, 1, calls.keys.task(task_id)),))
 
 
 def server_ms() -> Call[float]:

@@ -16,7 +16,9 @@ from polarq.client import AsyncClient, Client
 from polarq.client.acknowledging import archive_task
 from polarq.errors import ArchiveFailed
 from polarq.ledger import Keys
+from polarq.ledger.retention import server_ms
 from polarq.store.archive import Archive
+from polarq_worker.upkeep import Upkeep
 from tests.durable.hand import Hand, a_client
 from tests.http.rig import settings_for, topology_for
 from tests.needs import not_here
@@ -143,3 +145,50 @@ def test_without_fsspec_an_address_says_what_to_install(monkeypatch: pytest.Monk
     assert record.request is not None
     with pytest.raises(ArchiveFailed, match=r"pip install 'polarq\[archive\]'"):
         Archive("s3://bucket/runs").keep(record.request, client.rollout("t.0"))
+
+
+async def test_a_worker_archives_what_nobody_acknowledged_before_it_expires(
+    redis_url: str, keys: Keys, folder: Path
+) -> None:
+    """A task's time in Redis is an hour here; it is archived in the last quarter of it, by one of two workers."""
+    topology = topology_for(keys, retention={"archive": str(folder), "result_s": 3600.0})
+    with a_client(redis_url, topology) as client:
+        hand = Hand(client.ledger)
+        for task_id in ("old", "young", "running", "done"):
+            hand.submit(task_id, 2)
+            hand.end(f"{task_id}.0")
+        for task_id in ("old", "young", "done"):
+            hand.end(f"{task_id}.1")
+        client.acknowledge("done")
+        # As if these had ended 50 minutes ago.
+        now = client.ledger.do(server_ms())
+        for task_id in ("old", "running", "done"):
+            client.ledger.redis.zadd(keys.tasks, {task_id: now - 50 * 60 * 1000})
+    before = files(folder)
+    async with AsyncClient(topology, settings_for(redis_url)) as client:
+        first, second = Upkeep(client.ledger, topology), Upkeep(client.ledger, topology)
+        await first.archive_step()
+        assert sorted(set(files(folder)) - set(before)) == ["old/0.json", "old/1.json", "old/request.json"]
+        (folder / "old" / "0.json").unlink()
+        await second.archive_step()
+        await first.archive_step()
+        assert not (folder / "old" / "0.json").exists()  # once is enough
+
+
+async def test_an_archive_that_is_away_is_tried_again_until_the_task_expires(
+    redis_url: str, keys: Keys, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    topology = topology_for(keys, retention={"archive": str(folder), "result_s": 3600.0})
+    folder.write_text("in the way")
+    with a_client(redis_url, topology) as client:
+        hand = Hand(client.ledger)
+        hand.submit("t")
+        hand.end("t.0")
+        client.ledger.redis.zadd(keys.tasks, {"t": client.ledger.do(server_ms()) - 50 * 60 * 1000})
+    async with AsyncClient(topology, settings_for(redis_url)) as client:
+        upkeep = Upkeep(client.ledger, topology)
+        await upkeep.archive_step()
+        assert "task t expires soon" in caplog.text
+        folder.unlink()
+        await upkeep.archive_step()
+    assert files(folder) == ["README.md", "t/0.json", "t/request.json"]

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from polarq.client import Client
+from polarq.cli.checks.base import Deployment, Verdict
+from polarq.cli.checks.ledger import check_redis
+from polarq.client import AsyncClient, Client
 from polarq.errors import InvalidTopology, QueueFull
 from polarq.ledger import Keys
 from polarq.ledger.memory import MemoryLevel, memory_use
 from polarq.testing.redis import EmbeddedRedis
 from polarq.topology import Topology
+from polarq_worker.upkeep import Upkeep
 from tests.durable.hand import Hand, a_client
-from tests.http.rig import a_task, running_shim, topology_for
+from tests.http.rig import a_task, running_shim, settings_for, topology_for
 
 MIB = 2**20
 
@@ -140,3 +143,29 @@ async def test_over_http_it_is_429_with_the_time_to_wait_and_health_and_metrics_
         page = (await rig.http.get("/metrics")).text
         assert f"polarq_redis_memory_budget_bytes {40 * MIB}" in page
         assert 'polarq_redis_memory_level{level="full"} 1' in page
+
+
+async def test_a_workers_log_says_it_once_and_again_when_it_is_over(
+    server: EmbeddedRedis, keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    topology = topology_for(keys, redis={"prefix": keys.prefix, "memory_budget": 40 * MIB})
+    caplog.set_level("INFO")
+    with a_client(server.url, topology) as client:
+        async with AsyncClient(topology, settings_for(server.url)) as other:
+            upkeep = Upkeep(other.ledger, topology)
+            for share in (0.5, 0.85, 0.85, 0.97, 0.97, 0.5):
+                fill_to(client, int(share * 40 * MIB))
+                await upkeep.memory_step()
+        said = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "polarq.worker.upkeep"]
+        assert [level for level, _ in said] == ["WARNING", "ERROR", "INFO"]
+        assert "new tasks are refused, results are still taken; acknowledge" in said[1][1]
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.5, Verdict.OK), (0.85, Verdict.WARN), (0.97, Verdict.FAIL)])
+def test_doctor_says_how_full_it_is(server: EmbeddedRedis, keys: Keys, share: float, verdict: Verdict) -> None:
+    with budgeted(server, keys, 40 * MIB) as client:
+        fill_to(client, int(share * 40 * MIB))
+        findings = list(check_redis(Deployment(client.topology, client.settings)))
+    (found,) = [finding for finding in findings if "of the 40 MiB" in finding.fact]
+    assert found.verdict is verdict
+    assert ("acknowledge results" in found.advice) is (verdict is not Verdict.OK)
