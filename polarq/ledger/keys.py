@@ -169,6 +169,11 @@ class Keys:
         return f"{self.prefix}:grant:{secret_sha256}"
 
     @property
+    def archiver(self) -> str:
+        """String with a short expiry: which worker archives what expires soon."""
+        return f"{self.prefix}:archiver"
+
+    @property
     def memory(self) -> str:
         """String: how full Redis was when that last changed: ok, high or full."""
         return f"{self.prefix}:memory"

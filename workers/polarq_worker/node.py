@@ -38,6 +38,7 @@ from polarq_worker.renewal import Renewal
 from polarq_worker.services import Services
 from polarq_worker.slots import Slots
 from polarq_worker.spool import Spool, commit_leftovers
+from polarq_worker.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -126,8 +127,17 @@ class NodeService:
             asyncio.create_task(self._every(gateway.heartbeat_interval_seconds, self._beat), name="heartbeat"),
             asyncio.create_task(self._every(_SHORTEST_LOOK_S, self._look_when_told), name="looks"),
             asyncio.create_task(self._every(gateway.reap_interval_s, self.reaper.step), name="reaper"),
+            *self._upkeep_loops(),
         ]
         log.info("node %s is up: proxy %s, capacity %d", node.id, node.proxy_url, node.capacity)
+
+    def _upkeep_loops(self) -> list[asyncio.Task[None]]:
+        upkeep = Upkeep(self.ledger, self.topology)
+        period_s = self.topology.gateway.heartbeat_interval_seconds
+        loops = [asyncio.create_task(self._every(period_s, upkeep.memory_step), name="memory")]
+        if upkeep.archives:
+            loops.append(asyncio.create_task(self._every(period_s, upkeep.archive_step), name="archive"))
+        return loops
 
     async def _clear_leftovers(self) -> None:
         """What a killed worker of this node left: results it had finished are committed, sandboxes removed."""
