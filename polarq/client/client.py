@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -102,6 +102,19 @@ class _Deployment:
                 f"task '{task.task_id}' is recorded, but the queue at {where} went away ({type(exc).__name__}): submit "
                 f"it again, under task_id '{task.task_id}' it is the same task"
             ) from exc
+
+    def ring_node(self, node_id: str, rollout_ids: Sequence[str]) -> None:
+        """Publishes doorbells for waiting rollouts on one node's queue. Raises `NotQueued`."""
+        from kombu.exceptions import OperationalError
+
+        try:
+            with self.app.producer_or_acquire() as producer:
+                for rollout_id in rollout_ids:
+                    self.app.send_task(
+                        RUN_ROLLOUT, args=[rollout_id, 0], queue=node_id, producer=producer, ignore_result=True
+                    )
+        except (OperationalError, RuntimeError) as exc:
+            raise NotQueued(f"the queue of node '{node_id}' went away ({type(exc).__name__})") from exc
 
     def spread_word(self, task_id: str, cancelled: Cancelled) -> None:
         """After a cancel: speeds it up for what runs, and where nothing runs any more has a worker tell of the end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polarq.contracts.task import Task
@@ -57,6 +57,32 @@ class Admission:
             f"more do not fit; try again in {self.retry_after_s:g} s"
         )
         return QueueFull(text, self.retry_after_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node as the choice among what waits needs it, with the shares and quotas of runs as its topology has them."""
+
+    node_id: str
+    labels: Mapping[str, str]
+    model: str
+    """Blank: not known."""
+    runtimes: Sequence[str]
+    default_runtime: bool
+    runs: Mapping[str, RunShare]
+
+    def as_json(self) -> str:
+        return json.dumps(
+            {
+                "id": self.node_id,
+                "labels": dict(self.labels),
+                "model": self.model,
+                "runtimes": dict.fromkeys(self.runtimes, True),
+                "default_runtime": self.default_runtime,
+                "weights": {run_id: share.weight for run_id, share in self.runs.items()},
+                "most": {run_id: s.max_in_flight for run_id, s in self.runs.items() if s.max_in_flight is not None},
+            }
+        )
 
 
 UNLIMITED = Admission()

@@ -17,7 +17,7 @@ from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import EARLY_STOP, Boundary, Outcome, RolloutState, RolloutSummary, TaskState
 from polarq.contracts.task import Task, split_rollout_id
 from polarq.errors import TaskConflict
-from polarq.ledger.admission import FULL_SHARE, UNLIMITED, Admission, facts
+from polarq.ledger.admission import FULL_SHARE, UNLIMITED, Admission, Place, facts
 from polarq.ledger.keys import PRIORITY_STEPS, Keys
 from polarq.ledger.records import (
     ActiveRollout,
@@ -183,11 +183,19 @@ class Calls:
 
     # --- the worker's side
 
-    def claim(self, rollout_id: str, node_id: str, lease_s: float, job_id: str) -> Call[Claim | Refused]:
-        """Asks for the right to run a rollout. Carrying the same call out twice grants it once."""
+    def claim(
+        self, rollout_id: str, node_id: str, lease_s: float, job_id: str, place: Place | None = None
+    ) -> Call[Claim | Refused]:
+        """Asks for the right to run a rollout. Carrying the same call out twice grants it once.
+
+        With a place, `rollout_id` is a hint: the claim is for what stands first in line and fits there.
+        """
         k, task_id = self.keys, split_rollout_id(rollout_id)[0]
         keys = (k.task(task_id), k.rollout(rollout_id), k.leases, k.waiting, k.events, k.tasks)
-        args = (rollout_id, node_id, int(lease_s * 1000), job_id, self.events_max, task_id, secrets.token_hex(8))
+        args = (
+            rollout_id, node_id, int(lease_s * 1000), job_id, self.events_max, task_id, secrets.token_hex(8),
+            "" if place is None else place.as_json(),
+        )  # fmt: skip
 
         def read(reply: list[Any]) -> Claim | Refused:
             if decode(reply[0]) != "granted":
@@ -195,9 +203,14 @@ class Calls:
             claimed_at = moment(reply[5])
             assert claimed_at is not None
             task = Task.model_validate(json.loads(reply[4]))
-            return Claim(rollout_id, int(reply[1]), int(reply[2]), int(reply[3]) / 1000, claimed_at, task)
+            return Claim(decode(reply[6]), int(reply[1]), int(reply[2]), int(reply[3]) / 1000, claimed_at, task)
 
         return Call(read, script("claim"), keys, args)
+
+    def look(self, place: Place, most: int) -> Call[list[str]]:
+        """Waiting rollouts that a node would claim one after another."""
+        args = (place.as_json(), most)
+        return Call(lambda reply: [decode(i) for i in reply], script("look"), (self.keys.waiting,), args)
 
     def advance(self, rollout_id: str, token: int, to: RolloutState) -> Call[str]:
         """Enters a stage. Answers 'ok', 'cancel' (stop, then commit) or 'lost' (somebody else has it; discard)."""

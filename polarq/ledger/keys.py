@@ -112,6 +112,10 @@ class Keys:
         """Set: runs that have claimed rollouts."""
         return f"{self.prefix}:runs-held"
 
+    def claimed(self, nonce: str) -> str:
+        """String with an expiry: which rollout a claim was granted that named another."""
+        return f"{self.prefix}:claimed:{nonce}"
+
     @property
     def runs_paused(self) -> str:
         """Set: runs of which nothing is claimed until they are resumed."""

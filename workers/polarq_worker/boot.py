@@ -74,6 +74,7 @@ class NodeStep(bootsteps.StartStopStep):
         worker.app.task_finisher = service.finish_task
         worker.app.look_again = service.look_again
         pool.on_give_back = service.leaving
+        pool.on_freed = service.freed
 
     def stop(self, worker: Any) -> None:
         """Warm stop: drains. A second signal gives everything back at once."""

@@ -88,20 +88,22 @@ class Engine:
         return [(held.claim.rollout_id, held.claim.token) for held in self.held.values()]
 
     async def run(self, rollout_id: str, job_id: str) -> Ended | None:
-        """Runs one doorbell to its end. None: there was nothing to do, or the rollout is no longer ours.
+        """Runs what one doorbell is for to its end: the rollout that stands first in line here, which need not be the
+        one it names. None: there was nothing to do, or the rollout is no longer ours.
 
         Cancelling this cancels the rollout (or gives it back, when the worker is stopping).
         """
         services = self.services
         calls = services.ledger.calls
         lease_s = services.topology.gateway.lease_s
-        call = calls.claim(rollout_id, services.node.id, lease_s, job_id)
+        call = calls.claim(rollout_id, services.node.id, lease_s, job_id, services.place)
         # The first of what may be several tries: the one whose answer was lost may be the one that was granted.
         lease = Lease(lease_s, steady_s())
         claim, unwanted = await to_its_end(self.insist(call))
         if isinstance(claim, Refused):
             log.info("rollout %s: nothing to do (%s %s)", rollout_id, claim.reason, claim.detail)
             return None
+        rollout_id = claim.rollout_id
         held = Held(claim, lease, Walk(claim, services, lease))
         self.held[rollout_id] = held
         self.idle.clear()

@@ -39,6 +39,7 @@ from polarq_worker.services import Services
 from polarq_worker.slots import Slots
 from polarq_worker.spool import Spool, commit_leftovers
 from polarq_worker.upkeep import Upkeep
+from polarq_worker.work import WorkSeeker, place_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -53,7 +54,7 @@ _ALIVE_FACTOR = 2.5
 _HEALTH_TIMEOUT_S = 5.0
 
 _SHORTEST_LOOK_S = 0.05
-"""Between two looks at the flags, however often it is told."""
+"""Between two looks at flags or work, however often there is reason to."""
 
 _LAST_WORDS_S = 20.0
 """How long a leaving worker tries to tell the ledger what it gives back."""
@@ -71,6 +72,7 @@ class NodeService:
         self.state_dir = settings.state_dir / node.id
         self.health = NodeHealth()
         self._look_soon = asyncio.Event()
+        self._freed = asyncio.Event()
         self.flags = Flags()
         self.proxy: ProxyProcess | None = None
         self._started_at = datetime.now(UTC)
@@ -100,10 +102,12 @@ class NodeService:
             run=node.max_run_workers,
             post=node.max_postrun_workers,
         )
+        place = place_of(node, self.topology)
         self.engine = Engine(
             Services(
                 topology=self.topology,
                 node=node,
+                place=place,
                 ledger=self.ledger,
                 slots=slots,
                 patience=self.patience,
@@ -114,6 +118,7 @@ class NodeService:
                 tell=self._tell,
             )
         )
+        self.work = WorkSeeker(self.ledger, self.client, self.topology, self.settings, place, lambda: self.free)
         self._renewal = Renewal(self.engine, self.topology.gateway.lease_s)
         await self._clear_leftovers()
         await self._look_at_proxy()
@@ -126,6 +131,7 @@ class NodeService:
             asyncio.create_task(self._every(self._renewal.period_s, self._renewal.renew), name="leases"),
             asyncio.create_task(self._every(gateway.heartbeat_interval_seconds, self._beat), name="heartbeat"),
             asyncio.create_task(self._every(_SHORTEST_LOOK_S, self._look_when_told), name="looks"),
+            asyncio.create_task(self._every(_SHORTEST_LOOK_S, self._seek_when_freed), name="work"),
             asyncio.create_task(self._every(gateway.reap_interval_s, self.reaper.step), name="reaper"),
             *self._upkeep_loops(),
         ]
@@ -212,6 +218,7 @@ class NodeService:
             log.warning("could not say goodbye to the ledger (%s); the node's record expires by itself", exc)
         await self.reaper.aclose()
         await self._note("node.left")
+        await self.work.aclose()
         await self.ledger.aclose()
         await self._renewal.aclose()
         self._one_worker.release()
@@ -258,6 +265,11 @@ class NodeService:
         if self.flags.holds_back:
             return 0
         return 0 if self.health.inference is False else self.places
+
+    @property
+    def free(self) -> int:
+        """Rollouts it would take now beside those in flight."""
+        return self.capacity - self.pool.in_flight
 
     @property
     def places(self) -> int:
@@ -328,16 +340,28 @@ class NodeService:
         """Reads the flags before the next heartbeat is due. Safe from any thread."""
         self.pool.loop.call_soon_threadsafe(self._look_soon.set)
 
+    def freed(self) -> None:
+        """A job has ended: what waits for other nodes may be for its place. Safe from any thread."""
+        if not self.pool.loop.is_closed():
+            self.pool.loop.call_soon_threadsafe(self._freed.set)
+
+    async def _seek_when_freed(self) -> None:
+        await self._freed.wait()
+        self._freed.clear()
+        await self.work.seek()
+
     async def _look_when_told(self) -> None:
         await self._look_soon.wait()
         self._look_soon.clear()
         await self._announce()
         self.pool.wake()
+        await self.work.seek()
 
     async def _beat(self) -> None:
         await self._look_at_proxy()
         await self._announce()
         self.pool.wake()
+        await self.work.seek()
 
     async def _announce(self) -> None:
         alive_s = self.topology.gateway.heartbeat_interval_seconds * _ALIVE_FACTOR

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from polarq.contracts.task import Task
 from polarq.ledger import AsyncLedger
+from polarq.ledger.admission import Place
 from polarq.ledger.records import ActiveRollout
 from polarq.topology import Node, Topology
 from polarq_worker.patience import Patience
@@ -21,6 +22,8 @@ class Services:
 
     topology: Topology
     node: Node
+    place: Place
+    """The node, as work is chosen for it."""
     ledger: AsyncLedger
     slots: Slots
     patience: Patience
