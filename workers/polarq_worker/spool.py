@@ -99,6 +99,9 @@ class Spool:
             found = sorted((path.stat().st_mtime, path) for path in self.folder.iterdir() if path.is_file())
         except FileNotFoundError:
             return []
+        except OSError as exc:
+            log.error("the spool %s cannot be read (%s)", self.folder, exc.strerror or exc)
+            return []
         kept = []
         for written_at, path in found:
             if path.name.endswith(_UNFINISHED):
