@@ -101,7 +101,7 @@ class Load:
 
     def _task(self, number: int) -> Task:
         choose = self._random
-        calls, think_s = choose.choice([1, 2]), choose.choice([0.05, 0.2, 0.5, 1.5])
+        calls, think_s = choose.choice([1, 2]), choose.choice([0.05, 0.2, 0.5, 0.5, 1.5, 5.0])
         command = f"{sys.executable} -S {HARNESS} {self._log} {calls} {think_s}"
         task_id = f"chaos-{number:04d}"
         self.calls[task_id] = calls
