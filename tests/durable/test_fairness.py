@@ -143,6 +143,14 @@ def test_a_group_that_shall_be_together_stays_with_its_first_node_while_that_one
     assert taken(ledger, 1, place("node1")) == ["t.2"], "a node that takes nothing keeps nobody waiting"
 
 
+@pytest.mark.parametrize("flag", ["paused", "draining"])
+def test_a_node_that_is_told_to_take_nothing_takes_nothing_before_it_has_read_so(ledger: Ledger, flag: str) -> None:
+    submit(ledger, "t")
+    ledger.do(ledger.calls.set_node_flag("node0", flag, on=True))
+    assert take(ledger, hint="t.0") == Refused("held", "node node0 takes nothing now")
+    assert taken(ledger, 1, place("node1")) == ["t.0"]
+
+
 def test_a_claim_that_is_repeated_after_its_answer_was_lost_grants_the_same_rollout(ledger: Ledger) -> None:
     submit(ledger, "t", 3)
     call = ledger.calls.claim("none.0", "node0", 30, "job", place())

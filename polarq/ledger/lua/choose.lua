@@ -14,10 +14,13 @@ local function rollout_key(index, id)
   return beside(index, '{' .. task_of(id) .. '}:rollout:' .. string.match(id, '(%d+)$'))
 end
 
-local function takes_work(index, node_id)
-  if redis.call('EXISTS', beside(index, 'node-alive:' .. node_id)) == 0 then return false end
+local function held_back(index, node_id)
   local flags = redis.call('HMGET', beside(index, 'node-flags:' .. node_id), 'draining', 'paused')
-  return not flags[1] and not flags[2]
+  return flags[1] or flags[2]
+end
+
+local function takes_work(index, node_id)
+  return redis.call('EXISTS', beside(index, 'node-alive:' .. node_id)) == 1 and not held_back(index, node_id)
 end
 
 -- Whether a node may run a task's rollouts. What is not known of the node is not held against it.

@@ -7,7 +7,12 @@ local rollout_id, node_id, lease, job_id, max, task_id = ARGV[1], ARGV[2], tonum
 local remembered = beside(leases, 'claimed:' .. ARGV[7])
 if ARGV[8] ~= '' then
   local node = cjson.decode(ARGV[8])
-  local best = redis.call('GET', remembered) or choose(leases, node, 1)[1]
+  local best = redis.call('GET', remembered)
+  if not best then
+    -- Its own flags hold for a node that has not read them yet.
+    if held_back(leases, node_id) then return {'held', 'node ' .. node_id .. ' takes nothing now'} end
+    best = choose(leases, node, 1)[1]
+  end
   if best then
     rollout_id, task_id = best, task_of(best)
     task, rollout = task_key(leases, best), rollout_key(leases, best)
