@@ -144,6 +144,8 @@ class Proof:
         except PolarqError as exc:
             self.broken.append(f"the payload of {rollout_id} cannot be read: {exc}")
             return
+        if not summary.payload.key.endswith(f"-{token}"):
+            self.broken.append(f"{rollout_id}: {summary.payload.key} won, and the last token given out was {token}")
         reward = None if result.reward is None else result.reward.outcome
         if (result.outcome, reward) != (summary.outcome, summary.reward):
             self.broken.append(f"{rollout_id}: its payload says {result.outcome}, {reward}; the ledger {summary}")
