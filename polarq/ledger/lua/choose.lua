@@ -1,6 +1,6 @@
 -- In front of the scripts that choose among what waits: which rollouts a node may take now, in the order in which they
 -- shall start. `index` is the name of any shared key, `node` says what a node is (`Place` in admission.py).
-local LONGEST_LOOK = 512 -- rollouts of one run looked at in one step; its own doorbell reaches what lies behind
+local LONGEST_LOOK = 128 -- rollouts of one run looked at in one step; its own doorbell reaches what lies behind
 
 local function task_of(id)
   return string.match(id, '^(.*)%.%d+$')
@@ -50,57 +50,63 @@ local function room(index, node, run)
   return most and math.max(0, most - held) or math.huge, held / (node.weights[run] or 1)
 end
 
+-- The first of a run's line, from where the last look left off, that the node may run: into `line.id` and `line.since`.
+local function step(index, node, line, wanted, fit)
+  line.id = nil
+  while line.left > 0 do
+    line.at = line.at + 2
+    if line.at > #line.ids then
+      if line.seen >= LONGEST_LOOK then return end
+      local first = line.seen
+      line.seen = first == 0 and math.min(wanted + 7, LONGEST_LOOK) or LONGEST_LOOK
+      line.ids = redis.call('ZRANGE', beside(index, 'run-waiting:' .. line.run), first, line.seen - 1, 'WITHSCORES')
+      line.at = 2
+      if #line.ids == 0 then return end
+    end
+    local id = line.ids[line.at - 1]
+    local task = task_key(index, id)
+    if fit[task] == nil then fit[task] = fits(index, node, task) end
+    if redis.call('HGET', rollout_key(index, id), 'state') ~= 'queued' then
+      -- Whatever put it here: it must not stand in the way of what waits.
+      redis.call('ZREM', beside(index, 'run-waiting:' .. line.run), id)
+      redis.call('ZREM', beside(index, 'waiting'), id)
+    elseif fit[task] then
+      line.id, line.since = id, tonumber(line.ids[line.at])
+      return
+    end
+  end
+end
+
 -- At most `wanted` rollouts that fit. Runs with less in flight for their weight come first, and each one taken counts.
+-- Lines are looked into only as far as it takes to tell whose turn it is.
 local function choose(index, node, wanted)
   local lines, chosen, fit = {}, {}, {}
   for _, run in ipairs(redis.call('SMEMBERS', beside(index, 'runs-waiting'))) do
     local left, share = room(index, node, run)
-    local line = {run = run, left = left, share = share, at = 0, ids = {}, seen = 0}
-    if left > 0 then lines[#lines + 1] = line end
+    if left > 0 then lines[#lines + 1] = {run = run, left = left, share = share, at = 0, ids = {}, seen = 0} end
   end
-  local function next_of(line)
-    while line.left > 0 do
-      line.at = line.at + 2
-      if line.at > #line.ids then
-        if line.seen >= LONGEST_LOOK then break end
-        local first = line.seen
-        line.seen = first == 0 and math.min(wanted + 7, LONGEST_LOOK) or LONGEST_LOOK
-        line.ids = redis.call('ZRANGE', beside(index, 'run-waiting:' .. line.run), first, line.seen - 1, 'WITHSCORES')
-        line.at = 2
-        if #line.ids == 0 then break end
-      end
-      local id = line.ids[line.at - 1]
-      local task = task_key(index, id)
-      if fit[task] == nil then fit[task] = fits(index, node, task) end
-      if redis.call('HGET', rollout_key(index, id), 'state') ~= 'queued' then
-        -- Whatever put it here: it must not stand in the way of what waits.
-        redis.call('ZREM', beside(index, 'run-waiting:' .. line.run), id)
-        redis.call('ZREM', beside(index, 'waiting'), id)
-      elseif fit[task] then
-        line.id, line.since = id, tonumber(line.ids[line.at])
-        return true
+  while #chosen < wanted do
+    local least
+    for _, line in ipairs(lines) do
+      if not line.over and (not least or line.share < least) then least = line.share end
+    end
+    if not least then break end
+    local best
+    for _, line in ipairs(lines) do
+      if not line.over and line.share == least then
+        if not line.id then step(index, node, line, wanted, fit) end
+        if not line.id then
+          line.over = true
+        elseif not best or line.since < best.since or (line.since == best.since and line.run < best.run) then
+          best = line
+        end
       end
     end
-    line.id = nil
-    return false
-  end
-  local waiting = {}
-  for _, line in ipairs(lines) do
-    if next_of(line) then waiting[#waiting + 1] = line end
-  end
-  while #waiting > 0 and #chosen < wanted do
-    local best = 1
-    for i = 2, #waiting do
-      local a, b = waiting[i], waiting[best]
-      if a.share < b.share or (a.share == b.share and (a.since < b.since or (a.since == b.since and a.run < b.run))) then
-        best = i
-      end
+    if best then
+      chosen[#chosen + 1] = best.id
+      best.id, best.left = nil, best.left - 1
+      best.share = best.share + 1 / (node.weights[best.run] or 1)
     end
-    local line = waiting[best]
-    chosen[#chosen + 1] = line.id
-    line.left = line.left - 1
-    line.share = line.share + 1 / (node.weights[line.run] or 1)
-    if not next_of(line) then table.remove(waiting, best) end
   end
   return chosen
 end

@@ -21,6 +21,10 @@ if ARGV[4] == '1' then
   redis.call('HSET', rollout, 'rung_ms', now, 'rings', 0)
   return 'ring'
 end
+-- What a pause holds back needs no doorbell: nodes look for work when it ends.
+if redis.call('SISMEMBER', beside(waiting, 'runs-paused'), redis.call('HGET', task, 'run_id')) == 1 then
+  return 'early'
+end
 if now - last < math.min(tonumber(ARGV[3]), tonumber(ARGV[2]) * 2 ^ rings) then return 'early' end
 redis.call('HSET', rollout, 'rung_ms', now, 'rings', rings + 1)
 return 'ring'
