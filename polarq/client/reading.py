@@ -15,11 +15,13 @@ from polarq.store.archive import Archive
 from polarq.topology import Topology
 
 
-def _stream(calls: Calls, task_ids: str | Iterable[str], run_id: str | None, **how: Any) -> Stream:
+def _stream(
+    calls: Calls, task_ids: str | Iterable[str], run_id: str | None, *, seen: Collection[str], **how: Any
+) -> Stream:
     several = [task_ids] if isinstance(task_ids, str) else list(task_ids)
     if not several and run_id is None:
         raise InvalidInput("results", ["name the tasks, or give a run_id"])
-    return Stream(calls, several, run_id, **how)
+    return Stream(calls, several, run_id, seen=frozenset(seen), **how)
 
 
 class ReadsResults:
@@ -48,7 +50,12 @@ class ReadsResults:
         that is not in the ledger, `LedgerUnavailable` when Redis is away at the start, or later for `outage_s`, and at
         the very end `PayloadMissing` when something that was captured is not in the store.
         """
-        how = {"trajectories": Trajectories(trajectories), "seen": seen, "timeout_s": timeout_s, "outage_s": outage_s}
+        how: dict[str, Any] = {
+            "trajectories": Trajectories(trajectories),
+            "seen": seen,
+            "timeout_s": timeout_s,
+            "outage_s": outage_s,
+        }
         stream = _stream(self.ledger.calls, task_ids, run_id, **how)
         return (step for step in carry_out(stream, self.ledger) if isinstance(step, RolloutResult))
 
@@ -63,7 +70,12 @@ class ReadsResults:
         outage_s: float = OUTAGE_S,
     ) -> Iterator[TaskResult]:
         """As `results`, a whole task at a time, as each ends. A task is left out when all its rollouts are."""
-        how = {"trajectories": Trajectories(trajectories), "seen": seen, "timeout_s": timeout_s, "outage_s": outage_s}
+        how: dict[str, Any] = {
+            "trajectories": Trajectories(trajectories),
+            "seen": seen,
+            "timeout_s": timeout_s,
+            "outage_s": outage_s,
+        }
         stream = _stream(self.ledger.calls, task_ids, run_id, whole_tasks=True, **how)
         return (step for step in carry_out(stream, self.ledger) if isinstance(step, TaskResult))
 
@@ -101,7 +113,12 @@ class ReadsResultsAsync:
         timeout_s: float | None = None,
         outage_s: float = OUTAGE_S,
     ) -> AsyncIterator[RolloutResult]:
-        how = {"trajectories": Trajectories(trajectories), "seen": seen, "timeout_s": timeout_s, "outage_s": outage_s}
+        how: dict[str, Any] = {
+            "trajectories": Trajectories(trajectories),
+            "seen": seen,
+            "timeout_s": timeout_s,
+            "outage_s": outage_s,
+        }
         stream = _stream(self.ledger.calls, task_ids, run_id, **how)
         async for step in carry_out_async(stream, self.ledger):
             if isinstance(step, RolloutResult):
@@ -117,7 +134,12 @@ class ReadsResultsAsync:
         timeout_s: float | None = None,
         outage_s: float = OUTAGE_S,
     ) -> AsyncIterator[TaskResult]:
-        how = {"trajectories": Trajectories(trajectories), "seen": seen, "timeout_s": timeout_s, "outage_s": outage_s}
+        how: dict[str, Any] = {
+            "trajectories": Trajectories(trajectories),
+            "seen": seen,
+            "timeout_s": timeout_s,
+            "outage_s": outage_s,
+        }
         stream = _stream(self.ledger.calls, task_ids, run_id, whole_tasks=True, **how)
         async for step in carry_out_async(stream, self.ledger):
             if isinstance(step, TaskResult):

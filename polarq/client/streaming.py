@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +76,7 @@ class Stream:
     task_ids: Sequence[str]
     run_id: str | None = None
     trajectories: Trajectories = Trajectories.FULL
-    seen: Collection[str] = ()
+    seen: frozenset[str] = frozenset()
     """Rollout ids that are left out."""
     whole_tasks: bool = False
     timeout_s: float | None = None
@@ -143,7 +143,9 @@ class Stream:
             ended: list[tuple[str, int]] = []
             for task_id, row in zip(some, rows, strict=True):
                 if row is None:
-                    gone.append(task_id)
+                    # A task of the run that expired just now, having ended long ago, is nobody's loss.
+                    if task_id in self._open or task_id in self.task_ids:
+                        gone.append(task_id)
                     continue
                 group = self._open.setdefault(task_id, _Group(row.run_id, row.total, set(range(row.total))))
                 if row.ended > group.total - len(group.left):

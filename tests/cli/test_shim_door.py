@@ -123,6 +123,10 @@ def test_status_nodes_drain_and_cancel_go_through_the_shim_too(
     assert client.nodes()[0].draining
     assert cli("drain", "node-a", "--undo", "--url", shim).code == 0
     assert not client.nodes()[0].draining
+    refused = cli("acknowledge", t, "--url", shim)
+    assert (refused.code, f"rollout '{t}.0' is queued: only what has ended" in refused.err) == (2, True)
+    finish(client, f"{t}.0")
+    assert cli("acknowledge", f"{t}.0", "--url", shim, "--json").json == {"target": f"{t}.0", "acknowledged": 1}
     assert cli("cancel", f"{t}.1", "--url", shim).code == 0
     assert [r.state.value for r in client.record(t).rollouts] == ["queued", "cancelled"]
     assert cli("cancel", t, "--url", shim).code == 0

@@ -12,11 +12,12 @@ from redis import Redis
 from polarq.client import AsyncClient, Client
 from polarq.client.streaming import COMPARE_S
 from polarq.contracts.rollout import RolloutState, TaskState
-from polarq.errors import InvalidInput, PayloadMissing, ResultTimeout, TaskNotFound
+from polarq.errors import InvalidInput, LedgerUnavailable, PayloadMissing, ResultTimeout, TaskNotFound
 from polarq.ledger import Calls, Keys, Ledger
 from polarq.testing.redis import EmbeddedRedis
 from tests.durable.hand import Hand, a_client, beside, ids
 from tests.http.rig import settings_for, topology_for
+from tests.worker.conftest import wait_until
 
 
 @pytest.fixture
@@ -184,6 +185,61 @@ def test_each_result_comes_once_while_the_server_is_killed_and_restarted(
                 got += [next(came).rollout_id, next(came).rollout_id]
         assert list(came) == []
         assert sorted(got) == sorted(f"t.{index}" for index in range(12))
+
+
+def test_a_server_that_comes_back_without_its_data_is_an_error_and_no_endless_wait(
+    own_redis: EmbeddedRedis, keys: Keys
+) -> None:
+    with a_client(own_redis.url, topology_for(keys)) as client:
+        hand = Hand(client.ledger)
+        hand.submit("t", 2)
+        hand.end("t.0")
+        came = client.results("t", timeout_s=120)
+        assert next(came).rollout_id == "t.0"
+        own_redis.kill()
+        own_redis.start()
+        with pytest.raises(TaskNotFound, match="no task 't'"):
+            next(came)
+
+
+def test_a_server_that_stays_away_is_given_up(own_redis: EmbeddedRedis, keys: Keys) -> None:
+    with a_client(own_redis.url, topology_for(keys)) as client:
+        hand = Hand(client.ledger)
+        hand.submit("t", 2)
+        hand.end("t.0")
+        came = client.results("t", outage_s=0.5)
+        assert next(came).rollout_id == "t.0"
+        own_redis.kill()
+        with pytest.raises(LedgerUnavailable, match="does not answer"):
+            next(came)
+
+
+async def test_on_an_event_loop_an_outage_costs_no_result_and_a_cancelled_reader_ends_at_once(
+    lasting_redis: EmbeddedRedis, keys: Keys
+) -> None:
+    async with AsyncClient(topology_for(keys), settings_for(lasting_redis.url)) as client:
+        with Ledger(lasting_redis.url, Calls(keys)) as ledger:
+            hand = Hand(ledger)
+            hand.submit("t", 3)
+            hand.submit("u", 2)
+            hand.end("t.0")
+            came = client.results("t", timeout_s=120)
+            assert (await anext(came)).rollout_id == "t.0"
+            reading = asyncio.ensure_future(anext(came))
+            groups = asyncio.ensure_future(anext(client.groups("u", timeout_s=120)))
+            await asyncio.to_thread(lasting_redis.kill)
+            await asyncio.to_thread(lasting_redis.start)
+            hand.end("t.1")
+            hand.end("u.1")
+            hand.end("u.0")
+            assert (await reading).rollout_id == "t.1"
+            assert ids((await groups).results) == ["u.0", "u.1"]
+            reading = asyncio.ensure_future(anext(came))
+            waits = lambda: any(row["cmd"] == "xread" for row in ledger.redis.client_list())  # noqa: E731
+            await asyncio.to_thread(wait_until, waits)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
 
 
 async def test_thousands_of_rollouts_are_awaited_over_one_connection_that_is_cut_again_and_again(
