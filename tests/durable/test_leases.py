@@ -322,16 +322,20 @@ def test_what_outlived_its_keeper_is_killed_and_other_peoples_processes_are_not(
     ours, others = tmp_path / "ours" / "rollouts", tmp_path / "others" / "rollouts"
     processes = []
     for root in (ours, others):
-        (root / "box" / "locked").mkdir(parents=True)
-        env = {"POLARQ_RUNTIME_ID": "box", "HOME": f"{root}/box/home"}
+        (root / "box-1-agent" / "locked").mkdir(parents=True)
+        (root / "box-1-agent" / "logs").mkdir()
+        (root / "box-1-agent" / "logs" / "step.00.stdout").write_text("last words")
+        env = {"POLARQ_RUNTIME_ID": "box-1-agent", "HOME": f"{root}/box-1-agent/home"}
         processes.append(subprocess.Popen(["sleep", "7654333"], env=env, executable="/bin/sleep"))
-    (ours / "box" / "locked").chmod(0)
+    (ours / "box-1-agent" / "locked").chmod(0)
     (ours / "link").symlink_to(others)
     try:
-        assert sorted(clear_sandboxes(ours)) == ["box", "link"]
+        assert sorted(clear_sandboxes(ours, tmp_path / "logs")) == ["box-1-agent", "link"]
         assert processes[0].wait(PATIENCE_S) == -signal.SIGKILL
         assert processes[1].poll() is None
-        assert (list(ours.iterdir()), (others / "box" / "locked").exists()) == ([], True)
+        assert (list(ours.iterdir()), (others / "box-1-agent" / "locked").exists()) == ([], True)
+        kept = tmp_path / "logs" / "rollouts" / "box-1" / "box-1-agent" / "step.00.stdout"
+        assert kept.read_text() == "last words"
     finally:
         for process in processes:
             process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -106,6 +107,26 @@ def test_an_outage_longer_than_the_leases_costs_no_work_when_nobody_took_them(
         gates.open(*ids("long", 4))
         result = stack.client.wait("long", PATIENCE_S)
         assert result.counts.completed == 4
+        assert stack.workers["node0"].exit_code is None
+        every_slot_is_free(stack, gates)
+
+
+def test_a_redis_that_hangs_longer_than_the_leases_costs_no_rollout(
+    tmp_path: Path, server: EmbeddedRedis, gates: Gates
+) -> None:
+    with stack_of(tmp_path, server, 2) as stack:
+        stack.client.submit(gates.task("hangs", 4))
+        gates.wait_started(*ids("hangs", 4))
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            gates.open(*ids("hangs", 2))
+            # It is asked again and again, each time over a connection that does not hang yet.
+            wait_for_log(stack, "leases were not renewed: no answer", times=5)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        gates.open(*ids("hangs", 4))
+        assert stack.client.wait("hangs", PATIENCE_S).counts.completed == 4
         assert stack.workers["node0"].exit_code is None
         every_slot_is_free(stack, gates)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from polarq_worker.runtimes import strays
 from polarq_worker.runtimes.folder import remove_tree
+from polarq_worker.walk import keep_logs
 
 log = logging.getLogger("polarq.worker.leftovers")
 
@@ -41,8 +42,10 @@ class OneWorker:
             self._handle = None
 
 
-def clear_sandboxes(rollouts_dir: Path) -> list[str]:
+def clear_sandboxes(rollouts_dir: Path, logs_dir: Path) -> list[str]:
     """Kills what still runs of earlier sandboxes and removes their folders (blocks). Returns the folders' names.
+
+    Their logs go to where a teardown would have put them: they may say why the worker died.
 
     To be called only by the one worker of the node, before its first sandbox. Never raises for what cannot be removed.
     """
@@ -52,8 +55,12 @@ def clear_sandboxes(rollouts_dir: Path) -> list[str]:
         log.error("processes of an earlier worker's sandboxes do not die; ps e shows their POLARQ_RUNTIME_ID")
     cleared = []
     for folder in sorted(root.iterdir()):
+        whole = folder.is_dir() and not folder.is_symlink()
+        if whole:
+            # <rollout_id>-<token>-<role>
+            _keep_logs(folder, logs_dir / "rollouts" / folder.name.rpartition("-")[0] / folder.name)
         try:
-            if folder.is_dir() and not folder.is_symlink():
+            if whole:
                 remove_tree(folder)
             else:
                 folder.unlink(missing_ok=True)
@@ -62,3 +69,10 @@ def clear_sandboxes(rollouts_dir: Path) -> list[str]:
         else:
             cleared.append(folder.name)
     return cleared
+
+
+def _keep_logs(folder: Path, target: Path) -> None:
+    try:
+        keep_logs(folder / "logs", target)
+    except OSError as exc:
+        log.warning("the logs of %s are not kept (%s)", folder.name, exc.strerror or "some cannot be copied")

@@ -150,7 +150,8 @@ class NodeService:
         if not self._one_worker.take():
             log.warning("another worker of this node lives in %s; what lies there is left to it", self.state_dir)
             return
-        cleared = await asyncio.to_thread(clear_sandboxes, self.state_dir / "rollouts")
+        services = self.engine.services
+        cleared = await asyncio.to_thread(clear_sandboxes, services.rollouts_dir, services.logs_dir)
         if cleared:
             log.warning("cleared the sandboxes of a worker that was killed: %s", ", ".join(cleared))
         for task_id in await commit_leftovers(self.spool, self.ledger, self.topology.gateway.lease_s):
