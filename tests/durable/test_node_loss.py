@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -198,6 +200,49 @@ def test_an_end_of_which_nobody_told_reaches_the_celery_client(stack: LocalStack
     value = app.AsyncResult("celery-untold").get(timeout=WAIT_S)
     assert (value["task_id"], value["counts"]["completed"]) == ("untold", 1)
     wait_until(lambda: ledger.redis.zscore(calls.keys.untold, "untold") is None, WAIT_S)
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """A trainer's server: takes every callback."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.taken.append(self.path)  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def receiver() -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        server.taken = []  # type: ignore[attr-defined]
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+
+
+def test_a_callback_whose_deliverer_was_killed_is_delivered_by_another(
+    stack: LocalStack, receiver: ThreadingHTTPServer
+) -> None:
+    ledger = stack.client.ledger
+    calls, keys = ledger.calls, ledger.calls.keys
+    url = f"http://127.0.0.1:{receiver.server_port}/done"
+    ledger.do(calls.submit(Task.load(shell_task("called", "true", callback_url=url)), "celery-called"))
+    claim = ledger.do(calls.claim("called.0", "node9", 600, "job"))
+    assert isinstance(claim, Claim)
+    ledger.redis.set(keys.callback_claim("called"), "the one that was killed")
+    assert ledger.do(calls.commit("called.0", claim.token, RolloutSummary(outcome=Outcome(state=S.COMPLETED)))).won
+    ledger.redis.zadd(keys.untold, {"called": 1})
+    wait_until(lambda: ledger.redis.hget(keys.task("called"), "told") == b"1", WAIT_S)
+    assert receiver.taken == []  # type: ignore[attr-defined]
+    # Its claim runs out; and now is when the task is looked at again.
+    ledger.redis.delete(keys.callback_claim("called"))
+    ledger.redis.zadd(keys.untold, {"called": 1})
+    wait_until(lambda: ledger.redis.zscore(keys.untold, "called") is None, WAIT_S)
+    assert receiver.taken == ["/done"]  # type: ignore[attr-defined]
 
 
 def test_a_rollout_that_takes_its_worker_along_every_time_fails_with_that_history(tmp_path: Path) -> None:

@@ -50,23 +50,24 @@ class Doorbells:
         if self._broker is not self.ledger:
             await self._broker.aclose()
 
-    async def ring_what_is_in_no_queue(self, waiting: Sequence[str], fleet: Fleet) -> None:
-        """Rings what waits for a node that takes work without being in the queue of one."""
+    async def ring_what_is_in_no_queue(self, waiting: Sequence[str], fleet: Fleet) -> bool:
+        """Rings what waits for a node that takes work without being in the queue of one. Whether that was all."""
         if not fleet.takers:
-            return
+            return True
         gone = fleet.gone
         depths = await self._broker.do(steps.queue_depths(self.calls, [*fleet.takers, *gone]))
         left = [node_id for node_id in gone if depths[node_id]]
         if not waiting and not left:
-            return
+            return True
         found: set[str] = set()
         for node_id in fleet.takers:
             if depths[node_id]:
                 found |= (await self._read(node_id)).rollout_ids
         missing = [rollout_id for rollout_id in waiting if rollout_id not in found]
-        found |= await self.ring(missing, fleet)
+        rung = await self.ring(missing, fleet)
         for node_id in left:
-            await self.clear(node_id, found, fleet)
+            await self.clear(node_id, found | rung, fleet)
+        return len(rung) < _RINGS_AT_ONCE
 
     async def _read(self, node_id: str) -> _Queue:
         queue = _Queue()

@@ -102,8 +102,8 @@ class Reaper:
                 await self._mend()
             if reads_queues:
                 began = time.monotonic()
-                await self.doorbells.ring_what_is_in_no_queue(due.waiting, fleet)
-                self.read_queues_at = time.monotonic() + (time.monotonic() - began) / _AT_WORK
+                if await self.doorbells.ring_what_is_in_no_queue(due.waiting, fleet):
+                    self.read_queues_at = time.monotonic() + (time.monotonic() - began) / _AT_WORK
         finally:
             if self.counts:
                 counts = dict(self.counts)
