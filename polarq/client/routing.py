@@ -74,6 +74,8 @@ class Candidate:
             return "is draining"
         if self.record.paused:
             return "is paused"
+        if self.record.stopping:
+            return "is stopping"
         if self.record.health.inference is False:
             return "has no usable inference"
         return None

@@ -36,6 +36,8 @@ class NodeRecord(Contract):
     alive: bool = False
     draining: bool = False
     paused: bool = False
+    stopping: bool = False
+    """Its worker was told to stop: it finishes what it has."""
     max_init_workers: int = Field(1, ge=1)
     max_run_workers: int = Field(1, ge=1)
     max_postrun_workers: int = Field(1, ge=1)

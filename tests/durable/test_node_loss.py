@@ -162,6 +162,22 @@ def test_the_backlog_of_a_node_that_leaves_in_order_is_run_by_the_others(stack: 
     assert ended(stack, "leaving").counts.completed == 24
 
 
+def test_a_node_that_is_told_to_stop_gets_nothing_new(stack: LocalStack, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    pin = {"policy": "pinned", "node_id": "node0"}
+    stack.client.submit(shell_task("last", f"while [ ! -e {gate} ]; do sleep 0.05; done", placement=pin))
+    owner_when(stack, "last.0", S.RUNNING)
+    stack.workers["node0"].signal(signal.SIGTERM)
+    wait_until(lambda: any(node.stopping for node in stack.client.nodes()), WAIT_S)
+    stack.client.submit({**shell_task("others", "true"), "num_samples": 12})
+    result = ended(stack, "others")
+    assert {rollout.node_id for rollout in result.results} == {"node1"}
+    assert stack.workers["node0"].exit_code is None, "it still runs what it has"
+    gate.touch()
+    assert stack.workers["node0"].wait(WAIT_S) == 0
+    assert ended(stack, "last").counts.completed == 1
+
+
 def test_messages_that_got_lost_are_sent_again(stack: LocalStack) -> None:
     client = stack.client
     for node_id in NODES:

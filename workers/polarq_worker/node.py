@@ -183,6 +183,7 @@ class NodeService:
     async def drain(self, grace_s: float) -> None:
         """Takes nothing new; lets what runs end within the grace, then gives it back to the queue."""
         self.leaving()
+        await self._say_so()
         await self._note("node.draining")
         if self.engine.held:
             log.info("stopping: %d rollouts in flight get up to %g s", len(self.engine.held), grace_s)
@@ -191,6 +192,14 @@ class NodeService:
                 await self.engine.idle.wait()
         except TimeoutError:
             await self.release_all()
+
+    async def _say_so(self) -> None:
+        """Announces the node as it is now and not at the next heartbeat."""
+        try:
+            async with asyncio.timeout(5):
+                await self._announce()
+        except (LedgerUnavailable, TimeoutError) as exc:
+            log.warning("the ledger could not be told that the node is stopping: %s", exc)
 
     async def release_all(self) -> None:
         """Gives everything in flight back to the queue now. While the ledger is away this is tried for a while only."""
@@ -384,6 +393,7 @@ class NodeService:
         node, endpoint = self.node, self.node.endpoints[0]
         return NodeRecord(
             node_id=node.id,
+            stopping=self.engine.stopping,
             max_init_workers=node.max_init_workers,
             max_run_workers=self.flags.resized(node).max_run_workers,
             max_postrun_workers=node.max_postrun_workers,
