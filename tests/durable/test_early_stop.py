@@ -79,11 +79,14 @@ def test_a_commit_that_is_repeated_counts_once(ledger: Ledger) -> None:
 
 
 def test_a_real_result_of_a_rollout_that_was_told_to_stop_stays(ledger: Ledger) -> None:
-    ledger.do(ledger.calls.submit(task_of(samples=2, early_stop_min_usable_sessions=1), "c"))
-    first, second = claim(ledger, "t.0"), claim(ledger, "t.1")
-    end(ledger, first)
-    end(ledger, second)
-    assert states(ledger) == [S.COMPLETED, S.COMPLETED]
+    ledger.do(ledger.calls.submit(task_of(samples=3, early_stop_min_usable_sessions=1), "c"))
+    first, second, third = (claim(ledger, f"t.{i}") for i in range(3))
+    assert len(end(ledger, first).stopping) == 2
+    assert end(ledger, second).stopping == (), "the group is stopped once"
+    end(ledger, third, state=S.CANCELLED)
+    assert states(ledger) == [S.COMPLETED, S.COMPLETED, S.CANCELLED]
+    stops = [e.data for e in ledger.do(ledger.calls.events("0")) if e.type == "task.early_stop"]
+    assert stops == [{"task_id": "t", "usable_sessions": 1}]
 
 
 async def test_what_never_began_has_polars_keys_over_http(redis_url: str, keys: Keys) -> None:
