@@ -123,12 +123,8 @@ def test_status_nodes_drain_and_cancel_go_through_the_shim_too(
     assert client.nodes()[0].draining
     assert cli("drain", "node-a", "--undo", "--url", shim).code == 0
     assert not client.nodes()[0].draining
-    refused = cli("acknowledge", t, "--url", shim)
-    assert (refused.code, f"rollout '{t}.0' is queued: only what has ended" in refused.err) == (2, True)
-    finish(client, f"{t}.0")
-    assert cli("acknowledge", f"{t}.0", "--url", shim, "--json").json == {"target": f"{t}.0", "acknowledged": 1}
     assert cli("cancel", f"{t}.1", "--url", shim).code == 0
-    assert [r.state.value for r in client.record(t).rollouts] == ["completed", "cancelled"]
+    assert [r.state.value for r in client.record(t).rollouts] == ["queued", "cancelled"]
     assert cli("cancel", t, "--url", shim).code == 0
     assert client.record(t).state.value == "cancelled"
 
@@ -185,3 +181,15 @@ def test_no_shim_is_3_and_an_address_that_is_none_is_2(cli: Cli) -> None:
     assert ran.code == 3
     assert len(ran.err.splitlines()) == 1
     assert cli("status", "--url", "nonsense").code == 2
+
+
+def test_results_are_acknowledged_through_the_shim_too(
+    client: Client, cli: Cli, t: str, shim: str, token: None
+) -> None:
+    record(client, task(t, 2))
+    finish(client, f"{t}.0")
+    refused = cli("acknowledge", t, "--url", shim)
+    assert refused.code == 2
+    assert f"rollout '{t}.1' is queued: only what has ended" in refused.err
+    assert cli("acknowledge", f"{t}.0", "--url", shim, "--json").json == {"target": f"{t}.0", "acknowledged": 1}
+    assert [r.acknowledged_at is not None for r in client.record(t).rollouts] == [True, False]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from redis import Redis
 
 from polarq.client import AsyncClient, Client
-from polarq.client.streaming import COMPARE_S
-from polarq.contracts.rollout import RolloutState, TaskState
+from polarq.client.streaming import COMPARE_S, Stream, Work
+from polarq.contracts.rollout import RolloutResult, RolloutState, TaskState
 from polarq.errors import InvalidInput, LedgerUnavailable, PayloadMissing, ResultTimeout, TaskNotFound
-from polarq.ledger import Calls, Keys, Ledger
+from polarq.ledger import Call, Calls, Keys, Ledger
+from polarq.ledger.following import News
 from polarq.testing.redis import EmbeddedRedis
 from tests.durable.hand import Hand, a_client, beside, ids
 from tests.http.rig import settings_for, topology_for
@@ -185,6 +187,36 @@ def test_each_result_comes_once_while_the_server_is_killed_and_restarted(
                 got += [next(came).rollout_id, next(came).rollout_id]
         assert list(came) == []
         assert sorted(got) == sorted(f"t.{index}" for index in range(12))
+
+
+def test_after_an_outage_the_ledger_itself_is_read_even_if_no_event_seems_to_be_missing(
+    client: Client, hand: Hand
+) -> None:
+    """A failover may bring other events under ids that the cursor has passed already."""
+    hand.submit("t")
+    steps = Stream(client.ledger.calls, ["t"]).steps()
+    answer: Any = None
+    waits = 0
+    for _ in range(50):
+        step = steps.send(answer)
+        answer = None
+        if isinstance(step, RolloutResult):
+            assert step.rollout_id == "t.0"
+            break
+        if isinstance(step, Work):
+            answer = step.make()
+        if isinstance(step, Call):
+            if step.commands and step.commands[0][0] == "XREAD":
+                waits += 1
+                if waits == 1:
+                    hand.end("t.0")
+                    answer = LedgerUnavailable("Redis is away")
+                else:
+                    answer = News([], "0-0", gap=False)
+            else:
+                answer = client.ledger.do(step)
+    else:
+        pytest.fail("the result did not come")
 
 
 def test_a_server_that_comes_back_without_its_data_is_an_error_and_no_endless_wait(
