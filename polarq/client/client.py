@@ -27,7 +27,7 @@ from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult, TaskResult
 from polarq.contracts.task import Task
-from polarq.errors import LedgerUnavailable, NotQueued, PayloadMissing, ResultTimeout, TaskNotFound
+from polarq.errors import InvalidTask, LedgerUnavailable, NotQueued, PayloadMissing, ResultTimeout, TaskNotFound
 from polarq.ledger import AsyncLedger, Cancelled, Ledger, Submitted, TaskHead, TaskRecord, calls_for, without_password
 from polarq.ledger.control import run_state
 from polarq.settings import Settings
@@ -169,12 +169,18 @@ class Client(_Deployment, ReadsResults, Controls):
         Raises `InvalidTask`, `TaskConflict` or `QueueFull`; then nothing was recorded.
         """
         task = self.checked(source)
-        queues = choose_queues(task, self.ledger.nodes(), self.topology)
+        try:
+            queues = choose_queues(task, self.ledger.nodes(), self.topology)
+        except InvalidTask:
+            # What the ledger has taken is the same task again, whatever has become of the nodes that could run it.
+            if self.ledger.do(self.ledger.calls.head(task.task_id)) is None:
+                raise
+            queues = []
         with _once_begun(task):
             done = self.ledger.do(self.ledger.calls.submit(task, celery_id or task.task_id))
         if done.created:
             self.ring(task, dict(enumerate(queues)))
-        elif not done.state.terminal:
+        elif queues and not done.state.terminal:
             # The first submitter may have died between recording and ringing; a doorbell too many is harmless.
             self.ring(task, _waiting(self._record(task.task_id), queues))
         return done
@@ -318,12 +324,17 @@ class AsyncClient(_Deployment, ReadsResultsAsync, ControlsAsync):
 
     async def submit(self, source: TaskSource, *, celery_id: str | None = None) -> Submitted:
         task = self.checked(source)
-        queues = choose_queues(task, await self.ledger.nodes(), self.topology)
+        try:
+            queues = choose_queues(task, await self.ledger.nodes(), self.topology)
+        except InvalidTask:
+            if await self.ledger.do(self.ledger.calls.head(task.task_id)) is None:
+                raise
+            queues = []
         with _once_begun(task):
             done = await self.ledger.do(self.ledger.calls.submit(task, celery_id or task.task_id))
         if done.created:
             await asyncio.to_thread(self.ring, task, dict(enumerate(queues)))
-        elif not done.state.terminal:
+        elif queues and not done.state.terminal:
             await asyncio.to_thread(self.ring, task, _waiting(await self.record(task.task_id), queues))
         return done
 

@@ -101,6 +101,22 @@ def test_an_idle_node_takes_what_waits_for_a_busy_one(stack: LocalStack, tmp_pat
     assert {r.attempt for r in results} == {1}
 
 
+def test_what_is_shuffled_between_nodes_starts_once_each(stack: LocalStack, tmp_path: Path) -> None:
+    client, started = stack.client, tmp_path / "started"
+    tasks = [f"shuffled-{n}" for n in range(5)]
+    for task_id in tasks:
+        log = f"echo {task_id} >> {started}"
+        client.submit(shell_task(task_id, log, num_samples=6, run_id=f"run-{task_id}"))
+        client.pause_node("node0")
+        client.resume_node("node0")
+        client.pause_node("node1")
+        client.resume_node("node1")
+    results = [r for task_id in tasks for r in client.wait(task_id, 120).results]
+    assert {r.outcome.state for r in results} == {S.COMPLETED}
+    assert {r.attempt for r in results} == {1}
+    assert len(started.read_text().splitlines()) == 30
+
+
 def test_a_larger_capacity_starts_more_at_once_and_a_smaller_one_interrupts_nothing(
     stack: LocalStack, tmp_path: Path
 ) -> None:

@@ -109,6 +109,21 @@ def test_what_no_live_node_can_run_waits_and_says_what_for(client: Client) -> No
     assert client.waiting_for("t") == "a node that can run it (gpu is draining)"
 
 
+def test_a_task_that_was_taken_is_the_same_task_after_its_only_node_has_left(redis_url: str, keys: Keys) -> None:
+    template = topology_for(keys, gateway={"nodes": [{"id": "template"}]})
+    with Client(template, settings_for(redis_url)) as client:
+        for node_id, labels in (("a", {}), ("b", {"gpu": "yes"})):
+            record = NodeRecord(node_id=node_id, labels=labels)
+            client.ledger.do(client.ledger.calls.announce(record, 60))
+        wanted = a_task("t", 1, placement={"labels": {"gpu": "yes"}})
+        assert client.submit(wanted).created
+        client.ledger.do(client.ledger.calls.depart("b"))
+        assert not client.submit(wanted).created
+        assert client.waiting_for("t") == "a node that can run it (placement.labels: no node carries gpu=yes)"
+        with pytest.raises(InvalidTask, match="no node carries gpu=yes"):
+            client.submit({**wanted, "task_id": "u"})
+
+
 def test_a_run_that_is_paused_or_at_its_quota_is_what_its_rollouts_wait_for(client: Client) -> None:
     announce(client, "cpu")
     calls = client.ledger.calls
