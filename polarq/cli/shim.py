@@ -251,7 +251,13 @@ def _node(info: Mapping[str, Any]) -> NodeRecord:
 
 
 def _run(row: Mapping[str, Any]) -> RunState:
-    return RunState(str(row["run_id"]), bool(row["paused"]), int(row["waiting"]), int(row["in_flight"]))
+    return RunState(
+        run_id=str(row["run_id"]),
+        paused=bool(row["paused"]),
+        waiting=int(row["waiting"]),
+        held=int(row["in_flight"]),
+        policy_version=row.get("policy_version"),
+    )
 
 
 def _created_ms(picture: Picture) -> int:

@@ -12,6 +12,7 @@ from polarq.contracts.node import NodeRecord
 from polarq.errors import InvalidInput, NodeNotFound
 from polarq.ledger import AsyncLedger, Call, Calls, Ledger
 from polarq.ledger.control import RunState, drain_node, known_runs, pause_run, run_state, set_run_workers
+from polarq.ledger.policy import set_policy_version
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -101,6 +102,17 @@ class Controls:
             hurry(self.app)
         return self.ledger.do(run_state(keys, run_id))
 
+    def set_policy_version(self, run_id: str, version: int) -> RunState:
+        """Says that the run's engines sample with policy `version` from now on. A rollout that is claimed later records
+        it (`RolloutRecord.policy_version`), so that its staleness is the version now less that one. Raises
+        `InvalidInput`."""
+        self.ledger.do(set_policy_version(self.ledger.calls, run_id, version))
+        return self.run(run_id)
+
+    def run(self, run_id: str) -> RunState:
+        """One run, whether anything of it was ever submitted or not."""
+        return self.ledger.do(run_state(self.ledger.calls.keys, run_id))
+
     def runs(self) -> list[RunState]:
         """Runs that wait, are in flight or are paused."""
         keys = self.ledger.calls.keys
@@ -145,6 +157,13 @@ class ControlsAsync:
         if await self.ledger.do(pause_run(keys, run_id, on=False)):
             await asyncio.to_thread(lambda: hurry(self.app))
         return await self.ledger.do(run_state(keys, run_id))
+
+    async def set_policy_version(self, run_id: str, version: int) -> RunState:
+        await self.ledger.do(set_policy_version(self.ledger.calls, run_id, version))
+        return await self.run(run_id)
+
+    async def run(self, run_id: str) -> RunState:
+        return await self.ledger.do(run_state(self.ledger.calls.keys, run_id))
 
     async def runs(self) -> list[RunState]:
         keys = self.ledger.calls.keys

@@ -176,6 +176,8 @@ def session_row(task_id: str, rollout: RolloutRecord) -> SessionRow:
         "attempt": rollout.attempt,
         "node_id": rollout.owner,
     }
+    if rollout.policy_version is not None:
+        row["policy_version"] = rollout.policy_version
     if rollout.state.terminal:
         summary = rollout.summary or RolloutSummary(outcome=Outcome(state=rollout.state))
         row["reward"] = summary.reward

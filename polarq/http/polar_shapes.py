@@ -125,6 +125,8 @@ class SessionRow(TypedDict):
     error: NotRequired[str | None]
     outcome: NotRequired[dict[str, Any]]
     attempt: NotRequired[int]
+    policy_version: NotRequired[int]
+    """polarq's: the run's when this attempt was claimed, where its trainer had published one."""
     summary: NotRequired[dict[str, Any]]
     """polarq's, once ended: calls, traces, sampled_tokens, trainable_tokens, timing in seconds."""
 
@@ -142,6 +144,8 @@ class SessionView(TypedDict):
     status: SessionStatusWord
     node_id: str | None
     attempt: int
+    policy_version: NotRequired[int]
+    """polarq's: the run's when this attempt was claimed, where its trainer had published one."""
     completion_count: int
     result: SessionResult | None
 
@@ -184,6 +188,8 @@ class RunRow(TypedDict):
     paused: bool
     waiting: int
     in_flight: int
+    policy_version: NotRequired[int]
+    """What its trainer has published, where it has."""
 
 
 class RunList(TypedDict):

@@ -16,6 +16,7 @@ from polarq.client.results import Trajectories
 from polarq.contracts.base import ID_PATTERN, Contract
 from polarq.errors import InvalidInput, TaskNotFound
 from polarq.http.answers import Refused, problems
+from polarq.ledger.policy import MOST
 from polarq.store.pauses import PauseMode
 
 Q = TypeVar("Q", bound=Contract)
@@ -81,6 +82,12 @@ class CapacityQuery(Contract):
         le=MOST_RUN_WORKERS,
         description="Harnesses that run at once; without it: what the node's topology says.",
     )
+
+
+class PolicyVersionQuery(Contract):
+    """Parameters of `POST /admin/runs/{run_id}/policy-version`."""
+
+    version: int = Field(ge=0, le=MOST, description="What the run's engines sample with from now on.")
 
 
 class PauseQuery(Contract):

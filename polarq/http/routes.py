@@ -18,6 +18,7 @@ from polarq.http.queries import (
     EventsQuery,
     NoQuery,
     PauseQuery,
+    PolicyVersionQuery,
     TaskQuery,
     TasksQuery,
 )
@@ -109,11 +110,16 @@ ROUTES: tuple[Route, ...] = (
         _SHAPES.GatewayNodeInfo, query=CapacityQuery, refusals=(404,),
     ),
     Route("GET", "/runs", runs.list_runs, "Runs that wait, are in flight or are paused", _SHAPES.RunList),
+    Route("GET", "/runs/{run_id}", runs.get_run, "One run", _SHAPES.RunRow),
     Route("POST", "/runs/{run_id}/pause", runs.pause_run, "Start nothing of a run", _SHAPES.RunRow),
     Route("POST", "/runs/{run_id}/resume", runs.resume_run, "Let a run's rollouts start again", _SHAPES.RunRow),
     Route(
         "GET", "/events", events.stream, "What happens, as server-sent events",
         "text/event-stream", query=EventsQuery,
+    ),
+    Route(
+        "POST", "/admin/runs/{run_id}/policy-version", runs.set_policy_version,
+        "Say which policy a run's engines sample with from now on", _SHAPES.RunRow, query=PolicyVersionQuery,
     ),
     Route(
         "GET", "/admin/inference/status", nodes.inference_status, "Whether inference is paused",

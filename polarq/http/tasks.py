@@ -138,6 +138,8 @@ async def get_session(shim: Shim, request: web.Request) -> web.StreamResponse:
         "attempt": rollout.attempt,
         "completion_count": summary.calls,
     }
+    if rollout.policy_version is not None:
+        view["policy_version"] = rollout.policy_version
     result = await session_json(shim.client.ledger, record, rollout) if rollout.state.terminal else b"null"
     body = encode(view).removesuffix(b"}") + b',"result":' + result + b"}"
     return json_response(body)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from polarq.contracts.rollout import EARLY_STOP, EarlyStop
-from polarq.contracts.task import split_rollout_id
+from polarq.contracts.task import Task, split_rollout_id
 from polarq.ledger.calls import Call
 from polarq.ledger.keys import Keys
 from polarq.ledger.records import decode, read_early_stop
@@ -21,6 +22,8 @@ class RunState:
     waiting: int
     held: int
     """Rollouts of it that nodes hold."""
+    policy_version: int | None = None
+    """As its trainer last said; None: it never did, or so long ago that it is forgotten."""
 
 
 def run_state(keys: Keys, run_id: str) -> Call[RunState]:
@@ -28,8 +31,24 @@ def run_state(keys: Keys, run_id: str) -> Call[RunState]:
         ("SISMEMBER", keys.runs_paused, run_id),
         ("ZCARD", keys.run_waiting(run_id)),
         ("SCARD", keys.run_held(run_id)),
+        ("HGET", keys.run(run_id), "policy_version"),
     )
-    return Call(lambda replies: RunState(run_id, bool(replies[0]), int(replies[1]), int(replies[2])), commands=commands)
+
+    def read(replies: list[Any]) -> RunState:
+        paused, waiting, held, version = replies
+        return RunState(run_id, bool(paused), int(waiting), int(held), None if version is None else int(version))
+
+    return Call(read, commands=commands)
+
+
+def waiting_task(keys: Keys, task_id: str) -> Call[Task | None]:
+    """The request of a task of which some rollout waits; None when none does, or the task is unknown."""
+
+    def read(replies: list[Any]) -> Task | None:
+        request, queued = replies[0]
+        return Task.model_validate(json.loads(request)) if request and int(queued or 0) else None
+
+    return Call(read, commands=(("HMGET", keys.task(task_id), "request", "queued"),))
 
 
 def early_stop_of(keys: Keys, rollout_id: str) -> Call[EarlyStop | None]:

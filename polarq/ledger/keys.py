@@ -102,6 +102,10 @@ class Keys:
         """Set: a run's claimed rollouts. Kept beside `leases`."""
         return f"{self.prefix}:run-held:{run_id}"
 
+    def run(self, run_id: str) -> str:
+        """Hash with an expiry: the policy version that the run's trainer has published."""
+        return f"{self.prefix}:run:{run_id}"
+
     @property
     def runs_waiting(self) -> str:
         """Set: runs that have queued rollouts."""

@@ -44,6 +44,8 @@ class RolloutRecord:
     summary: RolloutSummary | None
     acknowledged_at: datetime | None = None
     """Its trainer has stored it: the payload is gone from the store."""
+    policy_version: int | None = None
+    """The run's when this attempt was claimed; None: its trainer had said none."""
 
     @classmethod
     def read(cls, rollout_id: str, index: int, fields: Fields) -> RolloutRecord:
@@ -63,6 +65,7 @@ class RolloutRecord:
             ended_at=moment(fields.get("ended_ms")),
             summary=RolloutSummary.model_validate_json(summary) if summary else None,
             acknowledged_at=moment(fields.get("acknowledged_ms")),
+            policy_version=int(fields["policy_version"]) if "policy_version" in fields else None,
         )
 
 

@@ -48,6 +48,14 @@ local attempt = redis.call('HINCRBY', rollout, 'attempt', 1)
 local token = redis.call('HINCRBY', rollout, 'token', 1)
 redis.call('HSET', rollout, 'state', 'preparing', 'owner', node_id, 'lease_ms', now + lease, 'claimed_ms', now,
   'stage_ms', now, 'job_id', job_id, 'nonce', ARGV[7])
+-- Which policy was the newest when this attempt began.
+local policy = redis.call('HMGET', beside(leases, 'run:' .. run), 'policy_version', 'keep_s')
+if policy[1] then
+  redis.call('HSET', rollout, 'policy_version', policy[1])
+  redis.call('EXPIRE', beside(leases, 'run:' .. run), policy[2])
+else
+  redis.call('HDEL', rollout, 'policy_version')
+end
 be_held(leases, task, rollout_id, now + lease)
 if ARGV[8] ~= '' then
   -- A repeat of this call, should its answer get lost, has to find the same rollout.
