@@ -29,7 +29,7 @@ from polarq.contracts.rollout import RolloutResult, TaskResult
 from polarq.contracts.task import Task
 from polarq.errors import InvalidTask, LedgerUnavailable, NotQueued, PayloadMissing, ResultTimeout, TaskNotFound
 from polarq.ledger import AsyncLedger, Cancelled, Ledger, Submitted, TaskHead, TaskRecord, calls_for, without_password
-from polarq.ledger.control import run_state
+from polarq.ledger.control import run_state, waiting_task
 from polarq.settings import Settings
 from polarq.store.pauses import PauseMode
 from polarq.store.payloads import get_payload
@@ -187,11 +187,12 @@ class Client(_Deployment, ReadsResults, Controls):
 
     def waiting_for(self, task_id: str) -> str | None:
         """What the task's waiting rollouts wait for, in one line; None: for nothing but a free place, or none waits."""
-        task = self._record(task_id, with_request=True)
-        if not task.counts.queued or task.request is None:
+        keys = self.ledger.calls.keys
+        task = self.ledger.do(waiting_task(keys, task_id))
+        if task is None:
             return None
-        run = self.ledger.do(run_state(self.ledger.calls.keys, task.run_id))
-        return why_waiting(task.request, self.ledger.nodes(), self.topology, run)
+        run = self.ledger.do(run_state(keys, task.run_id))
+        return why_waiting(task, self.ledger.nodes(), self.topology, run)
 
     def ring_again(self, task: Task, index: int, *, leaving: str | None = None) -> None:
         """Publishes a doorbell for one waiting rollout; `leaving` is a node that should not get it if others can."""
@@ -339,11 +340,12 @@ class AsyncClient(_Deployment, ReadsResultsAsync, ControlsAsync):
         return done
 
     async def waiting_for(self, task_id: str) -> str | None:
-        task = await self._record(task_id, with_request=True)
-        if not task.counts.queued or task.request is None:
+        keys = self.ledger.calls.keys
+        task = await self.ledger.do(waiting_task(keys, task_id))
+        if task is None:
             return None
-        run = await self.ledger.do(run_state(self.ledger.calls.keys, task.run_id))
-        return why_waiting(task.request, await self.ledger.nodes(), self.topology, run)
+        run = await self.ledger.do(run_state(keys, task.run_id))
+        return why_waiting(task, await self.ledger.nodes(), self.topology, run)
 
     async def get(self, task_id: str, trajectories: Trajectories | str = Trajectories.FULL) -> TaskResult:
         wanted = Trajectories(trajectories)
