@@ -32,8 +32,8 @@ Everything is JSON in UTF-8, one object per file. A name that ends in `.zst` is 
 (`zstd -d 0.json.zst`).
 
 In a rollout, `outcome.state` says how it ended, `outcome.boundary` which part failed, and `reward.outcome` is the
-verdict (no `reward`: there was none). `trajectory.traces` are the token sequences: `prompt_ids`, then `response_ids` with
-one entry of `loss_mask` (1: sampled by the policy) and of `logprobs` (null: unknown) each. Times are UTC.
+verdict (no `reward`: there was none). `trajectory.traces` are the token sequences: `prompt_ids`, then `response_ids`
+with one entry of `loss_mask` (1: sampled by the policy) and of `logprobs` (null: unknown) each. Times are UTC.
 A rollout that ended before the model was asked has no trajectory.
 """
 
