@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from polarq.contracts.rollout import RolloutState
 from polarq.contracts.task import Task
 from polarq.ledger import AsyncLedger, Calls, Claim, Keys
+from polarq.testing.redis import EmbeddedRedis
 from polarq.topology import Topology
 from polarq_worker.lease import Lease, steady_s
 from polarq_worker.patience import Patience
@@ -116,3 +119,31 @@ async def test_no_harness_starts_and_no_model_opens_to_it_under_a_lease_that_may
     lease._until = steady_s()
     (tmp_path / "harness").touch()
     assert (await walk).outcome.state is RolloutState.COMPLETED, "what was begun goes on"
+
+
+async def test_a_grant_whose_opening_took_longer_than_the_lease_is_closed_and_opened_anew(
+    keys: Keys, tmp_path: Path
+) -> None:
+    with EmbeddedRedis() as server:
+        async with AsyncLedger(server.url, Calls(keys)) as ledger:
+            claim = await claimed(ledger, "anew", tmp_path, 60)
+            lease = Lease(60, steady_s())
+            walk = Walk(claim, services(ledger, tmp_path / "home"), lease)
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                opening = asyncio.create_task(walk._open_grant(60))
+                await asyncio.sleep(0)
+                lease._until = steady_s()
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            async with asyncio.timeout(120):
+                while not (closed := await grants(ledger)):  # noqa: ASYNC110 - the ledger says it
+                    await asyncio.sleep(0.02)
+            done, _ = await asyncio.wait({opening}, timeout=0.5)
+            assert not done
+            lease.renewed(steady_s())
+            await opening
+            states = {key: await ledger.redis.hget(key, "state") for key in await grants(ledger)}
+            assert states.pop(closed[0]) == b"closed"
+            assert list(states.values()) == [b"open"]
