@@ -10,8 +10,8 @@ from polarq.ledger.states import ACTIVE
 
 S = RolloutState
 
-RUNS = {"a": "left", "b": "left", "c.1": "right"}
-"""task_id -> run_id. The last one looks like a rollout of a task `c`."""
+RUNS = {"a": "left", "b": "left", "c.1": "right", "d": "right"}
+"""task_id -> run_id. `c.1` looks like a rollout of a task `c`."""
 
 
 @dataclass

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import precondition, rule
 
 from polarq.contracts import RolloutState
 from polarq.ledger.reaping import mend_task, reap_lost, ring_due
+from tests.durable.ledger_model import RolloutModel
 from tests.durable.ledger_steps import LedgerSteps
 
 S = RolloutState
@@ -22,7 +23,20 @@ class ReaperSteps(LedgerSteps):
     def reap(self, data: st.DataObject) -> None:
         """Mostly what is due, else anything: the look that found it may be old."""
         due = [r for r in self.all_rollouts() if r.active and r.lease_over]
-        rollout = data.draw(st.sampled_from(due or self.all_rollouts()), label="rollout")
+        self.reap_one(data.draw(st.sampled_from(due or self.all_rollouts()), label="rollout"))
+
+    @precondition(lambda self: any(r.active for r in self.all_rollouts()))
+    @rule(data=st.data(), cancelled=st.booleans())
+    def a_node_is_lost(self, data: st.DataObject, cancelled: bool) -> None:
+        """A lease runs out, of a rollout that was perhaps just told to stop, and the reaper is there at once."""
+        rollout = data.draw(st.sampled_from([r for r in self.all_rollouts() if r.active]), label="rollout")
+        if cancelled:
+            task_id, _, index = rollout.rollout_id.rpartition(".")
+            self.cancel(task_id, int(index), 0)
+        self.expire(rollout)
+        self.reap_one(rollout)
+
+    def reap_one(self, rollout: RolloutModel) -> None:
         reaped = self.do(reap_lost(self.calls, rollout.rollout_id, MAX_ATTEMPTS))
         if not rollout.active:
             assert reaped.action == "index"

@@ -122,7 +122,7 @@ class LedgerSteps(RuleBasedStateMachine):
     @rule(
         task_id=st.sampled_from(sorted(RUNS)),
         index=st.none() | st.integers(0, 3),
-        tombstone_s=st.sampled_from([0, 0, 0, 600]),
+        tombstone_s=st.sampled_from([0, 0, 600]),
     )
     def cancel(self, task_id: str, index: int | None, tombstone_s: int) -> None:
         done = self.do(self.calls.cancel(task_id, index, tombstone_s))
@@ -154,6 +154,12 @@ class LedgerSteps(RuleBasedStateMachine):
                 rollout.cancel = True
         if some_ended:
             self.ended_one(task_id)
+
+    @rule(celery_id=st.sampled_from("xyz"))
+    def cancel_and_submit(self, celery_id: str) -> None:
+        """Mostly the cancel is the first that is heard of the task."""
+        self.cancel("d", None, 600)
+        self.submit("d", 1, celery_id)
 
     # --- the worker's steps
 
@@ -282,8 +288,10 @@ class LedgerSteps(RuleBasedStateMachine):
     @precondition(lambda self: any(r.active for r in self.all_rollouts()))
     @rule(data=st.data())
     def a_lease_runs_out(self, data: st.DataObject) -> None:
-        """By writing its deadline into the past, where waiting would put it."""
-        rollout = data.draw(st.sampled_from([r for r in self.all_rollouts() if r.active]), label="rollout")
+        self.expire(data.draw(st.sampled_from([r for r in self.all_rollouts() if r.active]), label="rollout"))
+
+    def expire(self, rollout: RolloutModel) -> None:
+        """By writing the deadline into the past, where waiting would put it."""
         self.redis.hset(self.keys.rollout(rollout.rollout_id), "lease_ms", 1)
         self.redis.zadd(self.keys.leases, {rollout.rollout_id: 1})
         rollout.lease_over = True
