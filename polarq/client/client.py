@@ -418,23 +418,31 @@ class AsyncClient(_Deployment, ReadsResultsAsync, ControlsAsync):
     async def nodes(self) -> list[NodeRecord]:
         return await self.ledger.nodes()
 
-    async def inference_state(self) -> InferenceState:
-        """Whether model calls are held back, and how many are in flight."""
-        return await inference_state(self.ledger, await self.nodes())
+    async def inference_state(self, run_id: str | None = None) -> InferenceState:
+        """Whether model calls are held back, and how many are in flight. With a run: its own pause, and its calls."""
+        return await inference_state(self.ledger, await self.nodes(), run_id or "")
 
     async def pause_inference(
-        self, *, mode: PauseMode = "drain", timeout_s: float = TIMEOUT_S, lease_s: float = LEASE_S
+        self,
+        *,
+        mode: PauseMode = "drain",
+        timeout_s: float = TIMEOUT_S,
+        lease_s: float = LEASE_S,
+        run_id: str | None = None,
     ) -> InferenceState:
-        """Holds every model call back, and returns when none is in flight on any live node. Raises `NotPaused`.
+        """Holds every model call back, and returns when none is in flight on any live node. Raises `NotPaused`. With a
+        run: that run's calls only; the two kinds of pause end independently of each other.
 
         `drain` lets calls in flight end, `abort` cuts them (what they sampled is kept, and what no harness has seen
         is sampled anew after the pause). The pause ends by itself after `lease_s`.
         """
-        return await pause_inference(self.ledger, self.nodes, mode=mode, timeout_s=timeout_s, lease_s=lease_s)
+        return await pause_inference(
+            self.ledger, self.nodes, mode=mode, timeout_s=timeout_s, lease_s=lease_s, run_id=run_id or ""
+        )
 
-    async def resume_inference(self) -> bool:
+    async def resume_inference(self, run_id: str | None = None) -> bool:
         """Ends the pause; whether there was one."""
-        return await resume_inference(self.ledger)
+        return await resume_inference(self.ledger, run_id or "")
 
     async def _record(self, task_id: str, *, with_request: bool = False) -> TaskRecord:
         return _known(await self.ledger.do(self.ledger.calls.task(task_id, with_request=with_request)), task_id)

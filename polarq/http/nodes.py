@@ -20,7 +20,16 @@ from polarq.http.polar_shapes import (
     Ready,
     ServerStatus,
 )
-from polarq.http.queries import CapacityQuery, DrainQuery, NoQuery, PauseQuery, no_body, node_id_of, query
+from polarq.http.queries import (
+    CapacityQuery,
+    DrainQuery,
+    InferenceQuery,
+    NoQuery,
+    PauseQuery,
+    no_body,
+    node_id_of,
+    query,
+)
 from polarq.http.shim import Shim
 from polarq.ledger import AsyncLedger, without_password
 from polarq.ledger.calls import Call
@@ -142,8 +151,8 @@ async def _infos(shim: Shim) -> list[GatewayNodeInfo]:
 
 async def inference_status(shim: Shim, request: web.Request) -> web.StreamResponse:
     """Whether model calls are held back; `inflight` is null while some node that counts has not said."""
-    query(request, NoQuery)
-    return answer(_inference(await shim.client.inference_state()))
+    asked = query(request, InferenceQuery)
+    return answer(_inference(await shim.client.inference_state(asked.run_id)))
 
 
 async def pause_inference(shim: Shim, request: web.Request) -> web.StreamResponse:
@@ -152,7 +161,10 @@ async def pause_inference(shim: Shim, request: web.Request) -> web.StreamRespons
     wanted = query(request, PauseQuery)
     try:
         state = await shim.client.pause_inference(
-            mode=wanted.mode, timeout_s=wanted.timeout_seconds, lease_s=wanted.lease_seconds
+            mode=wanted.mode,
+            timeout_s=wanted.timeout_seconds,
+            lease_s=wanted.lease_seconds,
+            run_id=wanted.run_id,
         )
     except NotPaused as exc:
         raise Refused(504, str(exc)) from None
@@ -161,9 +173,9 @@ async def pause_inference(shim: Shim, request: web.Request) -> web.StreamRespons
 
 async def resume_inference(shim: Shim, request: web.Request) -> web.StreamResponse:
     await no_body(request)
-    query(request, NoQuery)
-    await shim.client.resume_inference()
-    return answer(_inference(await shim.client.inference_state()))
+    asked = query(request, InferenceQuery)
+    await shim.client.resume_inference(asked.run_id)
+    return answer(_inference(await shim.client.inference_state(asked.run_id)))
 
 
 def _inference(state: InferenceState) -> InferenceStatus:

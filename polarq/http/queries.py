@@ -90,7 +90,13 @@ class PolicyVersionQuery(Contract):
     version: int = Field(ge=0, le=MOST, description="What the run's engines sample with from now on.")
 
 
-class PauseQuery(Contract):
+class InferenceQuery(Contract):
+    """Parameters of `/admin/inference/status` and `/admin/inference/resume`."""
+
+    run_id: str | None = Field(None, pattern=ID_PATTERN, description="That run's own pause instead of that of all.")
+
+
+class PauseQuery(InferenceQuery):
     """Parameters of `POST /admin/inference/pause`."""
 
     timeout_seconds: float = Field(TIMEOUT_S, gt=0, description="How long to wait until no call is in flight.")

@@ -16,6 +16,7 @@ from polarq.http.queries import (
     CapacityQuery,
     DrainQuery,
     EventsQuery,
+    InferenceQuery,
     NoQuery,
     PauseQuery,
     PolicyVersionQuery,
@@ -123,7 +124,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "GET", "/admin/inference/status", nodes.inference_status, "Whether inference is paused",
-        _SHAPES.InferenceStatus,
+        _SHAPES.InferenceStatus, query=InferenceQuery,
     ),
     Route(
         "POST", "/admin/inference/pause", nodes.pause_inference, "Hold model calls back; waits until none is in flight",
@@ -131,7 +132,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", "/admin/inference/resume", nodes.resume_inference, "Let model calls pass again",
-        _SHAPES.InferenceStatus,
+        _SHAPES.InferenceStatus, query=InferenceQuery,
     ),
     Route("POST", "/nodes/register", nodes.not_over_http, "Nodes register through Redis", None, refusals=(501,)),
     Route("POST", "/nodes/{node_id}/heartbeat", nodes.not_over_http, "Nodes beat through Redis", None, refusals=(501,)),

@@ -81,6 +81,11 @@ class Keys:
         return f"{self.prefix}:pause"
 
     @property
+    def run_pauses(self) -> str:
+        """Hash with an expiry: run id -> until when (server milliseconds) and why its model calls are held back."""
+        return f"{self.prefix}:run-pauses"
+
+    @property
     def pause_acks(self) -> str:
         """Hash: what each node's proxies say of the pause, as JSON."""
         return f"{self.prefix}:pause-acks"

@@ -59,3 +59,18 @@ async def test_a_dead_node_does_not_block_a_pause_one_that_joins_keeps_it_and_a_
         assert result.trajectory is not None
         assert result.trajectory.fidelity.calls == 1
         assert not (await client.inference_state()).paused
+
+
+async def test_a_run_is_paused_by_itself_while_another_goes_on(stack: LocalStack) -> None:
+    async with AsyncClient(stack.topology, stack.settings) as client:
+        assert (await client.pause_inference(run_id="r", timeout_s=PATIENCE_S)).drained
+        await client.submit(shell_task("held", ask(1), run_id="r"))
+        await client.submit(shell_task("passing", ask(1), run_id="other"))
+        assert (await client.wait("passing", PATIENCE_S)).counts.completed == 1
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(node.waiting for node in (await client.inference_state("r")).nodes) < 1:  # noqa: ASYNC110 - asked of Redis
+                await asyncio.sleep(0.05)
+        state = await client.inference_state()
+        assert not state.paused
+        assert await client.resume_inference("r")
+        assert (await client.wait("held", PATIENCE_S)).counts.completed == 1

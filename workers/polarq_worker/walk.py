@@ -233,6 +233,7 @@ class Walk:
             token=self.claim.token,
             node_id=self.services.node.id,
             model=self.services.node.model_served,
+            run_id=self.task.run_id,
             rules=SessionRules(
                 **self.task.model.model_dump(),
                 deadline=datetime.now(UTC) + timedelta(seconds=budget_s),
