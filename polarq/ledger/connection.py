@@ -62,7 +62,7 @@ def unavailable(exc: Exception, url: str) -> LedgerUnavailable:
     if isinstance(exc, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
         text = f"{where} refuses the user or password; check POLARQ_REDIS_URL or redis.url in the topology"
     elif isinstance(exc, redis_errors.NoPermissionError):
-        text = f"{where} does not permit this command; give the user the rights polarq needs"
+        text = f"{where} refuses a command ({' '.join(str(exc).split())}); rights are listed in configs/redis-acl.conf"
     elif isinstance(exc, redis_errors.OutOfMemoryError):
         text = f"{where} is full (maxmemory reached); raise maxmemory, or acknowledge and expire old results"
     elif isinstance(exc, redis_errors.ReadOnlyError):

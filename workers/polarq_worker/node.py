@@ -93,7 +93,9 @@ class NodeService:
         await self._check_redis()
         self.client = Client(self.topology, self.settings, self.app)
         if self.node.proxy.mode == "embedded":
-            self.proxy = ProxyProcess(self.node.id, self.settings.topology_path, self.state_dir)
+            self.proxy = ProxyProcess(
+                self.node.id, self.settings.topology_path, self.state_dir, self.settings.proxy_redis_url
+            )
             await self.proxy.start()
         node = self.node
         slots = Slots(
