@@ -6,6 +6,7 @@ A script is called by its digest; when Redis has lost it (restart, failover, SCR
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self, TypeVar
@@ -69,6 +70,10 @@ def unavailable(exc: Exception, url: str) -> LedgerUnavailable:
         text = f"{where} is a read-only replica; point polarq at the primary"
     elif isinstance(exc, redis_errors.BusyLoadingError):
         text = f"{where} is still loading its data; try again shortly"
+    elif (tls := _tls_problem(exc)) is not None and url.startswith("rediss:"):
+        text = (
+            f"{where} is not believed ({' '.join(str(tls).split())}); check redis.tls_ca, or ?ssl_ca_certs= of the URL"
+        )
     elif isinstance(exc, redis_errors.TimeoutError):
         text = f"{where} did not answer in time; check that the server is alive and reachable"
     elif isinstance(exc, redis_errors.ConnectionError | OSError):
@@ -78,6 +83,13 @@ def unavailable(exc: Exception, url: str) -> LedgerUnavailable:
     else:
         text = f"{where} refused a request: {' '.join(str(exc).split())}"
     return LedgerUnavailable(text)
+
+
+def _tls_problem(exc: BaseException | None) -> ssl.SSLError | FileNotFoundError | None:
+    """What TLS said, or that its certificates are not there, where an error goes back to that."""
+    while exc is not None and not isinstance(exc, ssl.SSLError | FileNotFoundError):
+        exc = exc.__cause__ or exc.__context__
+    return exc
 
 
 @contextmanager

@@ -59,6 +59,11 @@ class RedisSection(Contract):
     broker_url: str | None = Field(
         None, description="A second Redis for the Celery queues alone; default: the same as url."
     )
+    tls_ca: NonEmpty | None = Field(
+        None,
+        description="File with the certificates of who vouches for Redis, for rediss:// addresses that name none "
+        "themselves (?ssl_ca_certs=FILE); blank: the system's.",
+    )
     prefix: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.{}-]{1,64}$")] = Field(
         "polarq", description="First part of every key."
     )
