@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -17,6 +21,7 @@ from polarq.client import AsyncClient, Client
 from polarq.contracts.rollout import RolloutState
 from polarq.errors import LedgerUnavailable
 from polarq.ledger import Ledger, calls_for
+from polarq.ledger.keys import Keys
 from polarq.settings import Settings
 from polarq.testing.program import Program
 from polarq.testing.redis import EmbeddedRedis
@@ -205,3 +210,42 @@ def test_the_error_names_the_command_and_where_the_rights_are_written(guarded: G
         pytest.raises(LedgerUnavailable, match=r"(?i)xrevrange.*configs/redis-acl\.conf"),
     ):
         ledger.do(ledger.calls.last_event_id())
+
+
+def rights() -> dict[str, tuple[set[str], list[str]]]:
+    """Per role what the shipped file gives it: commands, and patterns of keys."""
+    lines = [line.split() for line in SHIPPED.read_text().splitlines() if line.startswith("user ")]
+    return {
+        name: ({w[1:].split("|")[0] for w in words if w[0] == "+"}, [w[1:] for w in words if w[0] == "~"])
+        for _, name, *words in lines
+    }
+
+
+def test_the_worker_and_the_trainer_may_use_every_command_of_polarqs_own_scripts() -> None:
+    root = SHIPPED.parents[1]
+    sources = [*(root / "polarq").rglob("*.lua"), *(root / "polarq").rglob("*.py"), *(root / "workers").rglob("*.py")]
+    text = "\n".join(path.read_text() for path in sources)
+    used = {name.lower() for name in re.findall(r"""redis\.p?call\(['"]([A-Za-z]+)""", text)}
+    assert {"hset", "zadd", "unlink"} <= used
+    for role in ("polarq-worker", "polarq-trainer"):
+        assert used - rights()[role][0] == set()
+
+
+WITHHELD_FROM_TRAINERS = {"grant", "reaper", "archiver"}
+
+
+def test_a_trainer_has_every_key_but_those_that_are_withheld_on_purpose() -> None:
+    keys = Keys("polarq")
+    ids: dict[str, Any] = {"rollout_id": "t.0", "attempt": 1, "token": 1, "process": 0}
+    patterns = rights()["polarq-trainer"][1]
+    withheld = set()
+    for name, made in inspect.getmembers(Keys):
+        if isinstance(made, property):
+            found = made.fget(keys) if made.fget is not None else ""
+        elif inspect.isfunction(made) and not name.startswith("_") and name != "queue_lists":
+            found = made(keys, *(ids.get(p, "x") for p in list(inspect.signature(made).parameters)[1:]))
+        else:
+            continue
+        if not any(fnmatchcase(found, pattern) for pattern in patterns):
+            withheld.add(name)
+    assert withheld == WITHHELD_FROM_TRAINERS
