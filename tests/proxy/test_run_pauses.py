@@ -113,6 +113,8 @@ async def test_an_abort_cuts_the_runs_calls_and_no_others(redis_client: Redis, k
         assert [record.label for record in await rig.records()] == [CompletionLabel.ABORTED]
         assert await passing == WORDS
         assert [record.label for record in await other.records()] == [CompletionLabel.TRAIN]
+        # One that was cut before its harness saw anything would have been sampled anew, and look the same.
+        assert [call.aborted for call in inference.ledger if call.session_id == "task.1"] == [False]
 
 
 async def test_a_run_is_held_until_both_pauses_that_hold_it_are_over(redis_client: Redis, keys: Keys) -> None:
@@ -124,10 +126,10 @@ async def test_a_run_is_held_until_both_pauses_that_hold_it_are_over(redis_clien
         await set_pause(redis_client, keys, lease_s=60)
         await until(lambda: set(rig.proxy.gate.pauses) == {"", "r"})
         held = asyncio.create_task(text(rig))
-        await until(lambda: rig.proxy.gate.waiting == 1)
+        passing = asyncio.create_task(text(await rig.session(1, run_id="other")))
+        await until(lambda: rig.proxy.gate.waiting == 2)
         assert await clear_pause(redis_client, keys)
-        await until(lambda: set(rig.proxy.gate.pauses) == {"r"})
-        assert await text(await rig.session(1, run_id="other")) == WORDS
+        assert await passing == WORDS
         assert not held.done()
         assert await clear_pause(redis_client, keys, "r")
         assert await held == WORDS
