@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from polarq.contracts import RolloutState
+from polarq.contracts import Outcome, RolloutState, RolloutSummary
 from polarq.ledger.reaping import mend_task, reap_lost, ring_due
 from tests.durable.ledger_model import RolloutModel
-from tests.durable.ledger_steps import LedgerSteps
+from tests.durable.ledger_steps import LEASE_S, NODES, LedgerSteps
 
 S = RolloutState
 
@@ -35,6 +35,17 @@ class ReaperSteps(LedgerSteps):
             self.cancel(task_id, int(index), 0)
         self.expire(rollout)
         self.reap_one(rollout)
+
+    @precondition(lambda self: any(self.holds(t) for t in self.tickets))
+    @rule(data=st.data())
+    def a_worker_comes_late(self, data: st.DataObject) -> None:
+        """It was stopped past its lease; another node has the rollout when it goes on and commits."""
+        old = data.draw(st.sampled_from([t for t in self.tickets if self.holds(t)]), label="ticket")
+        rollout = self.rollout(old.rollout_id)
+        self.expire(rollout)
+        call = self.calls.claim(old.rollout_id, NODES[0], LEASE_S, f"job-{NODES[0]}")
+        self._claimed(call, rollout, NODES[0], self.do(call))
+        self._commit(old, RolloutSummary(outcome=Outcome(state=S.FAILED)))
 
     def reap_one(self, rollout: RolloutModel) -> None:
         reaped = self.do(reap_lost(self.calls, rollout.rollout_id, MAX_ATTEMPTS))
