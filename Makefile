@@ -6,6 +6,8 @@
 #                        vllm) and URL=http://... against a server that runs already, MODEL=... if it serves several,
 #                        CHECKPOINT=... the folder of its model, for comparing log-probabilities (needs transformers)
 #   make fuzz            looks for what breaks the proxy, FUZZ_S seconds long (60), with atheris where it can be installed
+#   make chaos           kills workers, proxies and Redis under load for CHAOS_S seconds (300), then proves that nothing
+#                        was lost or counted twice; ARGS="--seed 7" repeats a run's choices
 #   make lint            ruff, mypy (strict, tests too), import contracts
 #   make lock            writes constraints.txt anew
 #   make clean           removes what make made
@@ -21,6 +23,7 @@ URL ?=
 MODEL ?=
 CHECKPOINT ?=
 FUZZ_S ?= 60
+CHAOS_S ?= 300
 
 BIN := $(VENV)/bin
 # Byte-code is made at install, by all cores: the first start is as fast as the second, also where
@@ -30,7 +33,7 @@ INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/pyth
 # Where it is set, polarq itself would be compiled anew at each start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-engine fuzz lint lock clean
+.PHONY: demo test test-engine fuzz chaos lint lock clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/polarq demo $(ARGS)
@@ -46,6 +49,9 @@ fuzz: $(VENV)/.dev
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/uv pip install --quiet --python $(BIN)/python atheris || \
 		echo "atheris is not for this Python: inputs are made by plain mutation" >&2
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_S) $(ARGS)
+
+chaos: $(VENV)/.dev
+	$(BIN)/python -m tests.durable.chaos --seconds $(CHAOS_S) $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -77,6 +77,14 @@ class PayloadCorrupt(PolarqError):
     """A payload does not match its checksum or cannot be decoded."""
 
 
+class NotEnded(PolarqError):
+    """A rollout has not ended: there is no result that could be acknowledged."""
+
+
+class ArchiveFailed(PolarqError):
+    """The archive cannot be written (`retention.archive`). Nothing was deleted."""
+
+
 class ResultTimeout(PolarqError):
     """The task did not finish within the time the caller was ready to wait. It goes on running."""
 

@@ -18,6 +18,7 @@ class Settings:
     | --- | --- |
     | `POLARQ_TOPOLOGY` | path of the topology file (else `./topology.yaml` when present, else built-in defaults) |
     | `POLARQ_REDIS_URL` | the ledger's, store's and broker's Redis; wins over the topology's `redis.url` |
+    | `POLARQ_PROXY_REDIS_URL` | how the proxy that a worker starts reaches the same Redis: a user of its own |
     | `POLARQ_NODE_ID` | this worker's node, when `-Q` does not say it |
     | `POLARQ_TOKEN` | bearer token of the HTTP shim, of a proxy's operator's side and of all that its /health says |
     | `POLARQ_URL` | address of the HTTP shim, for the command line |
@@ -32,6 +33,7 @@ class Settings:
     shim_url: str | None
     callback_secret: str | None
     state_dir: Path
+    proxy_redis_url: str | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
@@ -50,4 +52,5 @@ class Settings:
             shim_url=text("POLARQ_URL"),
             callback_secret=text("POLARQ_CALLBACK_SECRET"),
             state_dir=Path(state).expanduser() if state else Path.home() / ".polarq",
+            proxy_redis_url=text("POLARQ_PROXY_REDIS_URL"),
         )

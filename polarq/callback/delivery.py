@@ -93,10 +93,6 @@ class CallbackPolicy:
     answer_bytes: int = 16 * 1024
     """Most of an answer that is read."""
 
-    def longest_s(self, body_bytes: int) -> float:
-        """An upper bound for a whole delivery."""
-        return self.tries * self.try_s(body_bytes) + self.backoff_s * 2.0**self.tries
-
     def try_s(self, body_bytes: int) -> float:
         return self.deadline_s + body_bytes / _BYTES_PER_S
 

@@ -8,14 +8,18 @@ from typing import Annotated
 import typer
 
 import polarq
+from polarq.cli.acknowledge import acknowledge
 from polarq.cli.cancel import cancel
+from polarq.cli.capacity import capacity
 from polarq.cli.config import config
 from polarq.cli.demo import demo
 from polarq.cli.doctor import doctor
 from polarq.cli.drain import drain
 from polarq.cli.inference import inference
 from polarq.cli.nodes import nodes
+from polarq.cli.pause import pause, resume
 from polarq.cli.proxy import proxy
+from polarq.cli.runs import runs
 from polarq.cli.serve import serve
 from polarq.cli.show import show
 from polarq.cli.status import status
@@ -27,7 +31,7 @@ FIRST, TASKS, FLEET, PROCESSES = "First steps", "Tasks", "Fleet", "Processes"
 
 EXIT_CODES = (
     "Exit codes: 0 all rollouts completed; 1 some failed or timed out; 2 bad input; 3 Redis or the shim does not "
-    "answer; 4 cancelled; 5 not ended yet; 124 the wait was over; 130 Ctrl-C; 141 closed pipe."
+    "answer; 4 cancelled; 5 not ended yet; 75 the queue is full; 124 the wait was over; 130 Ctrl-C; 141 closed pipe."
 )
 
 app = typer.Typer(
@@ -49,9 +53,14 @@ app.command("submit", rich_help_panel=TASKS)(submit)
 app.command("show", rich_help_panel=TASKS)(show)
 app.command("tail", rich_help_panel=TASKS)(tail)
 app.command("cancel", rich_help_panel=TASKS)(cancel)
+app.command("acknowledge", rich_help_panel=TASKS)(acknowledge)
 app.command("status", rich_help_panel=FLEET)(status)
 app.command("nodes", rich_help_panel=FLEET)(nodes)
+app.command("runs", rich_help_panel=FLEET)(runs)
 app.command("drain", rich_help_panel=FLEET)(drain)
+app.command("pause", rich_help_panel=FLEET)(pause)
+app.command("resume", rich_help_panel=FLEET)(resume)
+app.command("capacity", rich_help_panel=FLEET)(capacity)
 app.command("worker", rich_help_panel=PROCESSES, context_settings=_PASSED_ON)(worker)
 app.command("proxy", rich_help_panel=PROCESSES, context_settings=_PASSED_ON)(proxy)
 app.command("serve", rich_help_panel=PROCESSES)(serve)

@@ -20,6 +20,7 @@ from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.task import Task
 from polarq.errors import ResultTimeout, TaskNotFound
 from polarq.ledger import without_password
+from polarq.ledger.control import RunState
 from polarq.settings import Settings
 from polarq.topology import load_topology
 
@@ -71,11 +72,23 @@ class Door(Protocol):
 
     def cancel(self, task_id: str, index: int | None) -> Stopped: ...
 
+    def acknowledge(self, task_id: str, index: int | None) -> int:
+        """How many rollouts were not acknowledged before."""
+        ...
+
     def tasks(self, limit: int) -> list[TaskLine]: ...
 
     def nodes(self) -> list[NodeRecord]: ...
 
-    def drain(self, node_id: str, on: bool) -> NodeRecord: ...
+    def drain(self, node_id: str, on: bool, deadline_s: float | None) -> NodeRecord: ...
+
+    def pause_node(self, node_id: str, on: bool) -> NodeRecord: ...
+
+    def set_capacity(self, node_id: str, run_workers: int | None) -> NodeRecord: ...
+
+    def runs(self) -> list[RunState]: ...
+
+    def pause_run(self, run_id: str, on: bool) -> RunState: ...
 
     def events(self, task_id: str | None, after: str | None) -> Iterator[Event]:
         """Events as they happen; of one task from its start to its end."""
@@ -112,7 +125,8 @@ class RedisDoor:
         return Accepted(done.task_id, done.created)
 
     def picture(self, task_id: str) -> Picture:
-        return Picture.of(self.client.record(task_id))
+        record = self.client.record(task_id)
+        return Picture.of(record, self.client.waiting_for(task_id) if record.counts.queued else None)
 
     def rollout(self, rollout_id: str) -> RolloutResult:
         return self.client.rollout(rollout_id)
@@ -120,6 +134,9 @@ class RedisDoor:
     def cancel(self, task_id: str, index: int | None) -> Stopped:
         done = self.client.cancel(task_id if index is None else f"{task_id}.{index}")
         return Stopped(done.already_over, tuple(rollout.rollout_id for rollout in done.active))
+
+    def acknowledge(self, task_id: str, index: int | None) -> int:
+        return self.client.acknowledge(task_id if index is None else [f"{task_id}.{index}"])
 
     def tasks(self, limit: int) -> list[TaskLine]:
         ledger = self.client.ledger
@@ -129,8 +146,20 @@ class RedisDoor:
     def nodes(self) -> list[NodeRecord]:
         return self.client.nodes()
 
-    def drain(self, node_id: str, on: bool) -> NodeRecord:
-        return self.client.drain(node_id, on)
+    def drain(self, node_id: str, on: bool, deadline_s: float | None) -> NodeRecord:
+        return self.client.drain(node_id, on, deadline_s)
+
+    def pause_node(self, node_id: str, on: bool) -> NodeRecord:
+        return self.client.pause_node(node_id, on)
+
+    def set_capacity(self, node_id: str, run_workers: int | None) -> NodeRecord:
+        return self.client.set_capacity(node_id, run_workers)
+
+    def runs(self) -> list[RunState]:
+        return self.client.runs()
+
+    def pause_run(self, run_id: str, on: bool) -> RunState:
+        return self.client.pause_run(run_id) if on else self.client.resume_run(run_id)
 
     def watch(self, task_id: str, timeout_s: float | None) -> Iterator[Update]:
         last = self._beginning(task_id)

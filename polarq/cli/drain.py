@@ -16,17 +16,28 @@ from polarq.cli.terminal import Screen, print_json, shown
 def drain(
     node: Annotated[str, typer.Argument(metavar="NODE", help="A node id; see polarq nodes.")],
     undo: Annotated[bool, typer.Option("--undo", help="Let it take work again.", show_default=False)] = False,
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            "--deadline",
+            min=0,
+            metavar="S",
+            help="What has not ended after S seconds goes back to the queue, for other nodes.",
+            show_default=False,
+        ),
+    ] = None,
     config: Config = None,
     url: Url = None,
     as_json: Json = False,
 ) -> ExitCode:
     """Drain a node: it takes nothing new and finishes what it has."""
     with open_door(config, url) as door:
-        record = door.drain(node, on=not undo)
+        record = door.drain(node, not undo, deadline)
     if as_json:
         print_json(record.model_dump(mode="json"))
     elif undo:
-        Screen().say(shown(node), " takes work again, with its next heartbeat")
+        Screen().say(shown(node), " takes work again")
     else:
-        Screen().say(shown(node), " takes nothing new, from its next heartbeat on; polarq nodes shows what is left")
+        then = "" if deadline is None else f"; what has not ended in {deadline:g} s goes back to the queue"
+        Screen().say(shown(node), f" takes nothing new{then}; polarq nodes shows what is left")
     return ExitCode.OK

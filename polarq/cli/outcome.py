@@ -33,6 +33,8 @@ class ExitCode(IntEnum):
     """Some rollout was cancelled, and none failed."""
     RUNNING = 5
     """`show`: not every rollout has ended yet, and none failed so far."""
+    TRY_LATER = 75
+    """The queue is full: nothing was recorded, and later it may fit."""
     WAIT_TIMED_OUT = 124
     """The time to wait was over; the task goes on."""
     INTERRUPTED = 130
@@ -81,8 +83,10 @@ def rollout_code(state: RolloutState) -> ExitCode:
 
 def code_of(error: PolarqError) -> ExitCode:
     """Which exit code an error ends a command with."""
-    if isinstance(error, (LedgerUnavailable, Unreachable, QueueFull)):
+    if isinstance(error, (LedgerUnavailable, Unreachable)):
         return ExitCode.UNREACHABLE
+    if isinstance(error, QueueFull):
+        return ExitCode.TRY_LATER
     if isinstance(error, (PayloadMissing, PayloadCorrupt)):
         return ExitCode.FAILED
     if isinstance(error, ResultTimeout):

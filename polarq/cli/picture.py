@@ -121,9 +121,11 @@ class Picture:
     model: str = ""
     created_at: datetime | None = None
     updated_at: datetime | None = None
+    waiting_for: str | None = None
+    """What its queued rollouts wait for, when it is more than a free place."""
 
     @classmethod
-    def of(cls, record: TaskRecord) -> Picture:
+    def of(cls, record: TaskRecord, waiting_for: str | None = None) -> Picture:
         return cls(
             task_id=record.task_id,
             run_id=record.run_id,
@@ -134,6 +136,7 @@ class Picture:
             model=record.model,
             created_at=record.created_at,
             updated_at=record.updated_at,
+            waiting_for=waiting_for,
         )
 
     def json(self) -> dict[str, Any]:
@@ -146,6 +149,7 @@ class Picture:
             "model": self.model,
             "created_at": self.created_at.isoformat() if self.created_at else None,
             "updated_at": self.updated_at.isoformat() if self.updated_at else None,
+            "waiting_for": self.waiting_for,
             "rollouts": [row.json() for row in self.rows],
         }
 

@@ -42,8 +42,12 @@ def _last(updates: Iterator[Update]) -> Picture:
 def _told(screen: Screen, updates: Iterator[Update]) -> Picture:
     """One line per change."""
     before: dict[str, RolloutState] = {}
+    waiting_for: str | None = None
     for update in updates:
         picture = update.picture
+        if picture.waiting_for not in {None, waiting_for}:
+            screen.say("waits for ", shown(picture.waiting_for, limit=400))
+        waiting_for = picture.waiting_for
         for event in update.events:
             if event.type == "session.state_changed":
                 before[str(event.data.get("session_id"))] = _state(event)
@@ -107,6 +111,8 @@ class Board:
         for row in sorted(rows[:LIVE_ROWS], key=lambda row: row.index):
             board.add_row(*self._cells(row))
         board.add_row(Text(""), Text(counts_text(picture.counts), "dim"))
+        if picture.waiting_for is not None:
+            board.add_row(Text(""), Text(f"waits for {shown(picture.waiting_for, limit=400)}", "yellow"))
         return board
 
     def _cells(self, row: Row) -> list[Text]:

@@ -20,7 +20,17 @@ from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.task import Task
-from polarq.errors import InvalidInput, InvalidTask, NodeNotFound, PayloadMissing, QueueFull, TaskConflict, TaskNotFound
+from polarq.errors import (
+    InvalidInput,
+    InvalidTask,
+    NodeNotFound,
+    NotEnded,
+    PayloadMissing,
+    QueueFull,
+    TaskConflict,
+    TaskNotFound,
+)
+from polarq.ledger.control import RunState
 
 CONNECT_S = 10.0
 ANSWER_S = 120.0
@@ -73,15 +83,35 @@ class ShimDoor:
         stopping = tuple(row.rollout_id for row in rows if not row.state.terminal and row.node_id)
         return Stopped(all(row.state.terminal for row in rows), stopping)
 
+    def acknowledge(self, task_id: str, index: int | None) -> int:
+        target = f"/rollout/task/{quote(task_id, safe='')}"
+        if index is not None:
+            target = f"/sessions/{quote(f'{task_id}.{index}', safe='')}"
+        return int(self._ask("POST", f"{target}/acknowledge")["acknowledged"])
+
     def tasks(self, limit: int) -> list[TaskLine]:
         return [task_line_of(row) for row in self._ask("GET", "/tasks", params={"limit": limit})["tasks"]]
 
     def nodes(self) -> list[NodeRecord]:
         return [_node(info) for info in self._ask("GET", "/nodes")]
 
-    def drain(self, node_id: str, on: bool) -> NodeRecord:
+    def drain(self, node_id: str, on: bool, deadline_s: float | None) -> NodeRecord:
         path = f"/nodes/{quote(node_id, safe='')}"
-        return _node(self._ask("DELETE", path) if on else self._ask("POST", f"{path}/undrain"))
+        params = {} if deadline_s is None else {"deadline_seconds": deadline_s}
+        return _node(self._ask("DELETE", path, params=params) if on else self._ask("POST", f"{path}/undrain"))
+
+    def pause_node(self, node_id: str, on: bool) -> NodeRecord:
+        return _node(self._ask("POST", f"/nodes/{quote(node_id, safe='')}/{'pause' if on else 'resume'}"))
+
+    def set_capacity(self, node_id: str, run_workers: int | None) -> NodeRecord:
+        params = {} if run_workers is None else {"run_workers": run_workers}
+        return _node(self._ask("POST", f"/nodes/{quote(node_id, safe='')}/capacity", params=params))
+
+    def runs(self) -> list[RunState]:
+        return [_run(row) for row in self._ask("GET", "/runs")["runs"]]
+
+    def pause_run(self, run_id: str, on: bool) -> RunState:
+        return _run(self._ask("POST", f"/runs/{quote(run_id, safe='')}/{'pause' if on else 'resume'}"))
 
     def watch(self, task_id: str, timeout_s: float | None) -> Iterator[Update]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -166,6 +196,8 @@ class ShimDoor:
             case 404 if path.startswith(("/rollout/task/", "/tasks/", "/sessions/")):
                 wanted = unquote(path.removeprefix("/rollout").split("/")[2])
                 raise TaskNotFound(f"no task or rollout '{wanted}' in the ledger (never submitted, or expired)")
+            case 409 if path.endswith("/acknowledge"):
+                raise NotEnded(text)
             case 409:
                 raise TaskConflict(text)
             case 410:
@@ -216,6 +248,16 @@ def _node(info: Mapping[str, Any]) -> NodeRecord:
     if "node" not in info:
         raise Unreachable("this server lists nodes as Polar does; polarq needs a polarq shim")
     return NodeRecord.model_validate(info["node"])
+
+
+def _run(row: Mapping[str, Any]) -> RunState:
+    return RunState(
+        run_id=str(row["run_id"]),
+        paused=bool(row["paused"]),
+        waiting=int(row["waiting"]),
+        held=int(row["in_flight"]),
+        policy_version=row.get("policy_version"),
+    )
 
 
 def _created_ms(picture: Picture) -> int:

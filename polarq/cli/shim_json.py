@@ -40,6 +40,7 @@ def picture_of(status: Json, sessions: Json) -> Picture:
         rows=tuple(rows),
         created_at=moment(status.get("created_at")),
         updated_at=moment(status.get("updated_at")),
+        waiting_for=status.get("waiting_for"),
     )
 
 

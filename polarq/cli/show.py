@@ -96,6 +96,8 @@ def _print_task(screen: Screen, picture: Picture) -> None:
         ("changed", local_time(picture.updated_at)),
     )
     screen.say("  ".join(f"{name} {shown(value)}" for name, value in facts if value))
+    if picture.waiting_for is not None:
+        screen.say(("waits for ", "yellow"), shown(picture.waiting_for, limit=400))
 
 
 def _print_rollout(screen: Screen, result: RolloutResult, *, trajectory: bool) -> None:

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from polarq.client.controls import Controls, ControlsAsync
 from polarq.client.limits import check_task
 from polarq.client.pausing import (
     LEASE_S,
@@ -19,14 +20,16 @@ from polarq.client.pausing import (
     pause_inference,
     resume_inference,
 )
+from polarq.client.reading import ReadsResults, ReadsResultsAsync
 from polarq.client.results import Trajectories, assemble, payload_refs
-from polarq.client.routing import celery_priority, choose_queues
+from polarq.client.routing import celery_priority, choose_queues, why_waiting
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult, TaskResult
 from polarq.contracts.task import Task
-from polarq.errors import LedgerUnavailable, NodeNotFound, NotQueued, ResultTimeout, TaskNotFound
+from polarq.errors import InvalidTask, LedgerUnavailable, NotQueued, PayloadMissing, ResultTimeout, TaskNotFound
 from polarq.ledger import AsyncLedger, Cancelled, Ledger, Submitted, TaskHead, TaskRecord, calls_for, without_password
+from polarq.ledger.control import run_state, waiting_task
 from polarq.settings import Settings
 from polarq.store.pauses import PauseMode
 from polarq.store.payloads import get_payload
@@ -100,6 +103,19 @@ class _Deployment:
                 f"it again, under task_id '{task.task_id}' it is the same task"
             ) from exc
 
+    def ring_node(self, node_id: str, rollout_ids: Sequence[str]) -> None:
+        """Publishes doorbells for waiting rollouts on one node's queue. Raises `NotQueued`."""
+        from kombu.exceptions import OperationalError
+
+        try:
+            with self.app.producer_or_acquire() as producer:
+                for rollout_id in rollout_ids:
+                    self.app.send_task(
+                        RUN_ROLLOUT, args=[rollout_id, 0], queue=node_id, producer=producer, ignore_result=True
+                    )
+        except (OperationalError, RuntimeError) as exc:
+            raise NotQueued(f"the queue of node '{node_id}' went away ({type(exc).__name__})") from exc
+
     def spread_word(self, task_id: str, cancelled: Cancelled) -> None:
         """After a cancel: speeds it up for what runs, and where nothing runs any more has a worker tell of the end."""
         from kombu.exceptions import OperationalError
@@ -135,7 +151,7 @@ def _known(found: T | None, task_id: str) -> T:
     return found
 
 
-class Client(_Deployment):
+class Client(_Deployment, ReadsResults, Controls):
     """Submits tasks and reads results from threads and plain scripts.
 
     Every method raises `LedgerUnavailable` when Redis does not answer.
@@ -150,18 +166,33 @@ class Client(_Deployment):
     def submit(self, source: TaskSource, *, celery_id: str | None = None) -> Submitted:
         """Records the task and rings its doorbells. The same request under the same task_id is the same task.
 
-        Raises `InvalidTask` or `TaskConflict`; then nothing was recorded.
+        Raises `InvalidTask`, `TaskConflict` or `QueueFull`; then nothing was recorded.
         """
         task = self.checked(source)
-        queues = choose_queues(task, self.ledger.nodes(), self.topology)
+        try:
+            queues = choose_queues(task, self.ledger.nodes(), self.topology)
+        except InvalidTask:
+            # What the ledger has taken is the same task again, whatever has become of the nodes that could run it.
+            if self.ledger.do(self.ledger.calls.head(task.task_id)) is None:
+                raise
+            queues = []
         with _once_begun(task):
             done = self.ledger.do(self.ledger.calls.submit(task, celery_id or task.task_id))
         if done.created:
             self.ring(task, dict(enumerate(queues)))
-        elif not done.state.terminal:
+        elif queues and not done.state.terminal:
             # The first submitter may have died between recording and ringing; a doorbell too many is harmless.
             self.ring(task, _waiting(self._record(task.task_id), queues))
         return done
+
+    def waiting_for(self, task_id: str) -> str | None:
+        """What the task's waiting rollouts wait for, in one line; None: for nothing but a free place, or none waits."""
+        keys = self.ledger.calls.keys
+        task = self.ledger.do(waiting_task(keys, task_id))
+        if task is None:
+            return None
+        run = self.ledger.do(run_state(keys, task.run_id))
+        return why_waiting(task, self.ledger.nodes(), self.topology, run)
 
     def ring_again(self, task: Task, index: int, *, leaving: str | None = None) -> None:
         """Publishes a doorbell for one waiting rollout; `leaving` is a node that should not get it if others can."""
@@ -175,7 +206,12 @@ class Client(_Deployment):
         record = self._record(task_id, with_request=True)
         payloads = {}
         if wanted is Trajectories.FULL:
-            payloads = {i: self.ledger.do(get_payload(ref)) for i, ref in payload_refs(record).items()}
+            try:
+                payloads = {i: self.ledger.do(get_payload(ref)) for i, ref in payload_refs(record).items()}
+            except PayloadMissing:
+                if payload_refs(self._record(task_id)) == payload_refs(record):
+                    raise
+                return self.get(task_id, wanted)  # acknowledged meanwhile
         assert record.request is not None
         return assemble(record, payloads, wanted, record.request.metadata)
 
@@ -255,14 +291,6 @@ class Client(_Deployment):
     def nodes(self) -> list[NodeRecord]:
         return self.ledger.nodes()
 
-    def drain(self, node_id: str, on: bool = True) -> NodeRecord:
-        """Sets or clears a node's drain flag: it takes nothing new and finishes what it has. Raises `NodeNotFound`."""
-        node = next((n for n in self.nodes() if n.node_id == node_id), None)
-        if node is None:
-            raise NodeNotFound(f"no node '{node_id}' has announced itself")
-        self.ledger.do(self.ledger.calls.set_node_flag(node_id, "draining", on))
-        return node.model_copy(update={"draining": on})
-
     def _record(self, task_id: str, *, with_request: bool = False) -> TaskRecord:
         return _known(self.ledger.do(self.ledger.calls.task(task_id, with_request=with_request)), task_id)
 
@@ -286,7 +314,7 @@ def _remaining(deadline: float | None, head: TaskHead) -> float:
     return left
 
 
-class AsyncClient(_Deployment):
+class AsyncClient(_Deployment, ReadsResultsAsync, ControlsAsync):
     """The same for asyncio. See `Client` for what each method does and raises."""
 
     def __init__(
@@ -297,21 +325,39 @@ class AsyncClient(_Deployment):
 
     async def submit(self, source: TaskSource, *, celery_id: str | None = None) -> Submitted:
         task = self.checked(source)
-        queues = choose_queues(task, await self.ledger.nodes(), self.topology)
+        try:
+            queues = choose_queues(task, await self.ledger.nodes(), self.topology)
+        except InvalidTask:
+            if await self.ledger.do(self.ledger.calls.head(task.task_id)) is None:
+                raise
+            queues = []
         with _once_begun(task):
             done = await self.ledger.do(self.ledger.calls.submit(task, celery_id or task.task_id))
         if done.created:
             await asyncio.to_thread(self.ring, task, dict(enumerate(queues)))
-        elif not done.state.terminal:
+        elif queues and not done.state.terminal:
             await asyncio.to_thread(self.ring, task, _waiting(await self.record(task.task_id), queues))
         return done
+
+    async def waiting_for(self, task_id: str) -> str | None:
+        keys = self.ledger.calls.keys
+        task = await self.ledger.do(waiting_task(keys, task_id))
+        if task is None:
+            return None
+        run = await self.ledger.do(run_state(keys, task.run_id))
+        return why_waiting(task, await self.ledger.nodes(), self.topology, run)
 
     async def get(self, task_id: str, trajectories: Trajectories | str = Trajectories.FULL) -> TaskResult:
         wanted = Trajectories(trajectories)
         record = await self._record(task_id, with_request=True)
         payloads = {}
         if wanted is Trajectories.FULL:
-            payloads = {i: await self.ledger.do(get_payload(ref)) for i, ref in payload_refs(record).items()}
+            try:
+                payloads = {i: await self.ledger.do(get_payload(ref)) for i, ref in payload_refs(record).items()}
+            except PayloadMissing:
+                if payload_refs(await self._record(task_id)) == payload_refs(record):
+                    raise
+                return await self.get(task_id, wanted)
         assert record.request is not None
         return assemble(record, payloads, wanted, record.request.metadata)
 
@@ -372,30 +418,31 @@ class AsyncClient(_Deployment):
     async def nodes(self) -> list[NodeRecord]:
         return await self.ledger.nodes()
 
-    async def drain(self, node_id: str, on: bool = True) -> NodeRecord:
-        node = next((n for n in await self.nodes() if n.node_id == node_id), None)
-        if node is None:
-            raise NodeNotFound(f"no node '{node_id}' has announced itself")
-        await self.ledger.do(self.ledger.calls.set_node_flag(node_id, "draining", on))
-        return node.model_copy(update={"draining": on})
-
-    async def inference_state(self) -> InferenceState:
-        """Whether model calls are held back, and how many are in flight."""
-        return await inference_state(self.ledger, await self.nodes())
+    async def inference_state(self, run_id: str | None = None) -> InferenceState:
+        """Whether model calls are held back, and how many are in flight. With a run: its own pause, and its calls."""
+        return await inference_state(self.ledger, await self.nodes(), run_id or "")
 
     async def pause_inference(
-        self, *, mode: PauseMode = "drain", timeout_s: float = TIMEOUT_S, lease_s: float = LEASE_S
+        self,
+        *,
+        mode: PauseMode = "drain",
+        timeout_s: float = TIMEOUT_S,
+        lease_s: float = LEASE_S,
+        run_id: str | None = None,
     ) -> InferenceState:
-        """Holds every model call back, and returns when none is in flight on any live node. Raises `NotPaused`.
+        """Holds every model call back, and returns when none is in flight on any live node. Raises `NotPaused`. With a
+        run: that run's calls only; the two kinds of pause end independently of each other.
 
         `drain` lets calls in flight end, `abort` cuts them (what they sampled is kept, and what no harness has seen
         is sampled anew after the pause). The pause ends by itself after `lease_s`.
         """
-        return await pause_inference(self.ledger, self.nodes, mode=mode, timeout_s=timeout_s, lease_s=lease_s)
+        return await pause_inference(
+            self.ledger, self.nodes, mode=mode, timeout_s=timeout_s, lease_s=lease_s, run_id=run_id or ""
+        )
 
-    async def resume_inference(self) -> bool:
+    async def resume_inference(self, run_id: str | None = None) -> bool:
         """Ends the pause; whether there was one."""
-        return await resume_inference(self.ledger)
+        return await resume_inference(self.ledger, run_id or "")
 
     async def _record(self, task_id: str, *, with_request: bool = False) -> TaskRecord:
         return _known(await self.ledger.do(self.ledger.calls.task(task_id, with_request=with_request)), task_id)

@@ -16,6 +16,13 @@ def check_task(task: Task, topology: Topology) -> None:
     budgets, security = topology.budgets, topology.security
     if task.num_samples > budgets.max_samples:
         problems.append(f"num_samples: {task.num_samples}; this deployment allows {budgets.max_samples}")
+    limits = topology.limits
+    for where, most in (
+        ("limits.max_queued", limits.max_queued),
+        (f"limits.runs.{task.run_id}.max_queued", limits.of_run(task.run_id).max_queued),
+    ):
+        if most is not None and task.num_samples > most:
+            problems.append(f"num_samples: {task.num_samples}; at most {most} rollouts may wait at once ({where})")
     if task.timeout_seconds > budgets.max_timeout_s:
         problems.append(f"timeout_seconds: {task.timeout_seconds:g}; this deployment allows {budgets.max_timeout_s:g}")
     if task.runtime is not None and task.runtime.image:

@@ -5,6 +5,8 @@
         ...                                # update the engines
         await client.resume_inference()
 
+With a `run_id` only that run's calls are held back: for runs whose policies are served side by side.
+
 A pause ends by itself after its lease, so that a trainer that dies leaves nobody paused.
 
 Waited for is every proxy process that is there or has said that it has calls in flight, whatever the node's worker says
@@ -74,13 +76,13 @@ class InferenceState:
         return self.paused and self.in_flight == 0
 
 
-async def inference_state(ledger: AsyncLedger, nodes: Sequence[NodeRecord]) -> InferenceState:
-    """Raises `LedgerUnavailable`."""
+async def inference_state(ledger: AsyncLedger, nodes: Sequence[NodeRecord], run_id: str = "") -> InferenceState:
+    """Of the pause of a run, or without a run of that of all. Raises `LedgerUnavailable`."""
     keys = ledger.calls.keys
-    pause = await read_pause(ledger.redis, keys)
+    pause = await read_pause(ledger.redis, keys, run_id)
     acks: dict[str, list[PauseAck]] = {}
     for ack in await read_acks(ledger.redis, keys):
-        acks.setdefault(ack.node_id, []).append(ack)
+        acks.setdefault(ack.node_id, []).append(ack.of_run(run_id) if run_id else ack)
     # Every process that ever said something, and the first one of each node that is listed.
     asked = {(ack.node_id, ack.process) for said in acks.values() for ack in said}
     asked |= {(node.node_id, 0) for node in nodes}
@@ -126,15 +128,17 @@ async def pause_inference(
     mode: PauseMode = "drain",
     timeout_s: float = TIMEOUT_S,
     lease_s: float = LEASE_S,
+    run_id: str = "",
 ) -> InferenceState:
-    """Returns when no node lets a call pass and none is in flight. Raises `NotPaused`, `LedgerUnavailable`."""
-    await set_pause(ledger.redis, ledger.calls.keys, lease_s=lease_s, mode=mode)
-    state = await inference_state(ledger, await nodes())
+    """Returns when no node lets a call (of the run) pass and none is in flight. Raises `NotPaused`,
+    `LedgerUnavailable`."""
+    await set_pause(ledger.redis, ledger.calls.keys, lease_s=lease_s, mode=mode, run_id=run_id)
+    state = await inference_state(ledger, await nodes(), run_id)
     try:
         async with asyncio.timeout(timeout_s):
             while not state.drained:
                 await asyncio.sleep(_STEP_S)
-                state = await inference_state(ledger, await nodes())
+                state = await inference_state(ledger, await nodes(), run_id)
     except TimeoutError:
         late = [f"{n.node_id} ({n.in_flight or 'its proxy has not said'})" for n in state.nodes if n.late]
         text = (
@@ -144,6 +148,6 @@ async def pause_inference(
     return state
 
 
-async def resume_inference(ledger: AsyncLedger) -> bool:
+async def resume_inference(ledger: AsyncLedger, run_id: str = "") -> bool:
     """Whether there was a pause. Raises `LedgerUnavailable`."""
-    return await clear_pause(ledger.redis, ledger.calls.keys)
+    return await clear_pause(ledger.redis, ledger.calls.keys, run_id)

@@ -19,8 +19,12 @@ class Trajectories(StrEnum):
 
 
 def payload_refs(record: TaskRecord) -> dict[str, PayloadRef]:
-    """rollout_id -> reference of every ended rollout that has a payload."""
-    return {r.rollout_id: r.summary.payload for r in record.rollouts if r.summary and r.summary.payload}
+    """rollout_id -> reference of every ended rollout that has a payload in the store."""
+    return {
+        r.rollout_id: r.summary.payload
+        for r in record.rollouts
+        if r.summary and r.summary.payload and r.acknowledged_at is None
+    }
 
 
 def assemble(
@@ -31,7 +35,7 @@ def assemble(
 ) -> TaskResult:
     """The task's result in sample order, with the ended rollouts."""
     results = [
-        payloads.get(rollout.rollout_id) or _from_summary(record, rollout, trajectories, metadata)
+        payloads.get(rollout.rollout_id) or from_summary(record.task_id, record.run_id, rollout, trajectories, metadata)
         for rollout in record.rollouts
         if rollout.state.terminal
     ]
@@ -47,26 +51,28 @@ def assemble(
     )
 
 
-def _from_summary(
-    record: TaskRecord, rollout: RolloutRecord, trajectories: Trajectories, metadata: Mapping[str, Any]
+def from_summary(
+    task_id: str, run_id: str, rollout: RolloutRecord, trajectories: Trajectories, metadata: Mapping[str, Any]
 ) -> RolloutResult:
+    """An ended rollout without its trajectory: what the ledger itself holds of it."""
     summary = rollout.summary
     outcome = summary.outcome if summary else Outcome(state=rollout.state)
     reward = None
     if summary is not None and summary.reward is not None:
         reward = Reward(outcome=summary.reward, evaluator="")
+    stored = summary.payload if summary is not None and rollout.acknowledged_at is None else None
     return RolloutResult(
         rollout_id=rollout.rollout_id,
-        task_id=record.task_id,
-        run_id=record.run_id,
+        task_id=task_id,
+        run_id=run_id,
         index=rollout.index,
         attempt=rollout.attempt,
         node_id=rollout.owner,
         outcome=outcome,
         reward=reward,
-        payload=summary.payload if summary and trajectories is not Trajectories.NONE else None,
+        payload=stored if trajectories is not Trajectories.NONE else None,
         timing=summary.timing if summary else RolloutResult.model_fields["timing"].default,
         started_at=rollout.claimed_at,
         ended_at=rollout.ended_at,
-        metadata=dict(metadata),
+        metadata={**metadata, **(summary.early_stop.metadata() if summary and summary.early_stop else {})},
     )

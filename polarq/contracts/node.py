@@ -36,16 +36,26 @@ class NodeRecord(Contract):
     alive: bool = False
     draining: bool = False
     paused: bool = False
+    stopping: bool = False
+    """Its worker was told to stop: it finishes what it has."""
     max_init_workers: int = Field(1, ge=1)
     max_run_workers: int = Field(1, ge=1)
     max_postrun_workers: int = Field(1, ge=1)
     metrics: StageMetrics = StageMetrics()
+    loop_lag_s: float | None = Field(None, ge=0)
+    """How late the engine's loop turns: 99th percentile of the last minute, in seconds."""
     queue_depth: int = Field(0, ge=0)
+    places: int = Field(0, ge=0)
+    """Rollouts it holds at once, over all stages; 0: not said."""
     proxy_url: str = ""
     inference_url: str = ""
     engine: str = ""
     model: str = ""
     labels: dict[str, str] = {}
+    runtimes: list[str] = []
+    """Kinds of sandboxes that are installed; empty: not said."""
+    default_runtime: bool | None = None
+    """Whether it runs tasks that name no runtime; None: not said."""
     health: NodeHealth = NodeHealth()
     version: str = ""
     hostname: str = ""

@@ -145,6 +145,34 @@ class PayloadRef(Contract):
     sha256: str
 
 
+EARLY_STOP = "early_stop"
+"""`Outcome.reason` of a rollout that was stopped because enough others of its group had ended usably."""
+
+
+class EarlyStop(Contract):
+    """A group that was stopped once enough of its rollouts were usable: completed, with tokens to train on."""
+
+    min_usable: int
+    usable: int
+    elapsed_ms: int
+    """From the task's submission to the stop."""
+
+    def metadata(self) -> dict[str, Any]:
+        """Polar's keys, on the result and the trajectory of each rollout that was stopped."""
+        return {
+            "early_stop_cancelled": True,
+            "fully_masked": True,
+            "early_stop_reason": "minimum_usable_sessions_reached",
+            "early_stop_min_usable_sessions": self.min_usable,
+            "early_stop_usable_sessions": self.usable,
+            "early_stop_elapsed_ms": self.elapsed_ms,
+        }
+
+    def outcome(self) -> Outcome:
+        message = f"{self.usable} usable rollouts had ended; the task asked for {self.min_usable}"
+        return Outcome(state=RolloutState.CANCELLED, boundary=Boundary.CONTROL, reason=EARLY_STOP, message=message)
+
+
 class RolloutSummary(Contract):
     """What the ledger itself holds of an ended rollout: everything but the tokens."""
 
@@ -158,6 +186,8 @@ class RolloutSummary(Contract):
     newest_version: str | None = None
     timing: Timing = Timing()
     payload: PayloadRef | None = None
+    early_stop: EarlyStop | None = None
+    """With the reason `early_stop`: what its group had reached."""
 
 
 class RolloutResult(Contract):

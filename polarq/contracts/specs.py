@@ -267,6 +267,8 @@ class Placement(Contract):
     """With `pinned`: the node."""
     labels: dict[str, str] = {}
     """Only nodes that carry all of these labels."""
+    model: NonBlank | None = None
+    """Only nodes whose engine serves this model; what a harness calls its model (`agent.model_name`) selects none."""
 
     @model_validator(mode="after")
     def _pinned_to_something(self) -> Self:

@@ -16,6 +16,7 @@ from polarq.errors import (
     InvalidInput,
     LedgerUnavailable,
     NodeNotFound,
+    NotEnded,
     PayloadCorrupt,
     PayloadMissing,
     PolarqError,
@@ -76,7 +77,7 @@ def of_error(exc: PolarqError) -> web.Response:
             return refusal(404, "Task not found")
         case NodeNotFound():
             return refusal(404, "Node not found")
-        case TaskConflict():
+        case TaskConflict() | NotEnded():
             return refusal(409, text)
         case QueueFull():
             return refusal(429, text, retry_after(exc.retry_after_s))

@@ -15,6 +15,8 @@ from polarq.errors import LedgerUnavailable
 from polarq.http.answers import Handler
 from polarq.ledger import AsyncLedger
 from polarq.ledger.calls import Call
+from polarq.ledger.memory import MemoryLevel, MemoryUse, memory_use
+from polarq.ledger.reaping import reaped_counts
 
 if TYPE_CHECKING:
     from polarq.http.shim import Shim
@@ -111,6 +113,13 @@ async def _add_ledger(page: Page, shim: Shim) -> None:
     page.add("polarq_leased_rollouts", "gauge", "Rollouts that a node holds under a lease.", [({}, leased)])
     page.add("polarq_events_kept", "gauge", "Events in the stream.", [({}, kept)])
     page.add("polarq_events_total", "counter", "Events ever written.", [({}, added)])
+    page.add(
+        "polarq_reaped_total",
+        "counter",
+        "What workers put right after a loss: rollouts queued again, failed or cancelled, rung again, and so on.",
+        [({"what": what}, count) for what, count in sorted((await ledger.do(reaped_counts(ledger.calls))).items())],
+    )
+    _add_memory(page, await ledger.do(memory_use(ledger.calls)))
     _add_nodes(page, await ledger.nodes())
 
 
@@ -131,6 +140,22 @@ def _sizes(ledger: AsyncLedger) -> Call[tuple[int, int, int, int]]:
     return Call(lambda r: (int(r[0]), int(r[1]), int(r[2]), int(r[3])), commands=commands)
 
 
+def _add_memory(page: Page, memory: MemoryUse) -> None:
+    page.add("polarq_redis_memory_used_bytes", "gauge", "Memory that Redis uses.", [({}, memory.used_bytes)])
+    page.add(
+        "polarq_redis_memory_budget_bytes",
+        "gauge",
+        "Memory that it may use; 0: no limit.",
+        [({}, memory.budget_bytes)],
+    )
+    page.add(
+        "polarq_redis_memory_level",
+        "gauge",
+        "How full it is: high is a warning, at full new tasks are refused.",
+        [({"level": level.value}, level is memory.level) for level in MemoryLevel],
+    )
+
+
 def _add_nodes(page: Page, nodes: list[NodeRecord]) -> None:
     page.add("polarq_nodes_alive", "gauge", "Nodes that are alive.", [({}, sum(node.alive for node in nodes))])
     each = [({"node": node.node_id}, node) for node in nodes]
@@ -142,6 +167,12 @@ def _add_nodes(page: Page, nodes: list[NodeRecord]) -> None:
         "gauge",
         "Doorbells in a node's queue.",
         [(of, node.queue_depth) for of, node in each],
+    )
+    page.add(
+        "polarq_node_loop_lag_seconds",
+        "gauge",
+        "How late a node's engine loop turns (99th percentile of a minute).",
+        [(of, node.loop_lag_s) for of, node in each if node.loop_lag_s is not None],
     )
     page.add(
         "polarq_node_stage",

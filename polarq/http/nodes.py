@@ -8,6 +8,7 @@ from itertools import islice
 from aiohttp import web
 
 from polarq.client.pausing import InferenceState, NotPaused
+from polarq.contracts.node import NodeRecord
 from polarq.errors import LedgerUnavailable, NodeNotFound
 from polarq.http.answers import Refused, answer, retry_after
 from polarq.http.metrics import CONTENT_TYPE, metrics_page
@@ -19,10 +20,20 @@ from polarq.http.polar_shapes import (
     Ready,
     ServerStatus,
 )
-from polarq.http.queries import NoQuery, PauseQuery, no_body, node_id_of, query
+from polarq.http.queries import (
+    CapacityQuery,
+    DrainQuery,
+    InferenceQuery,
+    NoQuery,
+    PauseQuery,
+    no_body,
+    node_id_of,
+    query,
+)
 from polarq.http.shim import Shim
 from polarq.ledger import AsyncLedger, without_password
 from polarq.ledger.calls import Call
+from polarq.ledger.memory import memory_use
 from polarq.ledger.server import server_facts
 
 _HEALTH_S = 1.0
@@ -35,10 +46,12 @@ async def health(shim: Shim, request: web.Request) -> web.StreamResponse:
     query(request, NoQuery)
     try:
         async with asyncio.timeout(_HEALTH_S):
-            nodes = await shim.client.ledger.do(shim.client.ledger.calls.node_records())
-        made: Health = {"status": "ok", "nodes": len(nodes), "ledger": True}
+            ledger = shim.client.ledger
+            nodes = await ledger.do(ledger.calls.node_records())
+            memory = await ledger.do(memory_use(ledger.calls))
+        made: Health = {"status": "ok", "nodes": len(nodes), "ledger": True, "memory": memory.level.value}
     except (LedgerUnavailable, TimeoutError):
-        made = {"status": "ok", "nodes": 0, "ledger": False}
+        made = {"status": "ok", "nodes": 0, "ledger": False, "memory": None}
     return answer(made)
 
 
@@ -100,16 +113,32 @@ async def get_node(shim: Shim, request: web.Request) -> web.StreamResponse:
 
 async def drain_node(shim: Shim, request: web.Request) -> web.StreamResponse:
     """Polar's DELETE: the node takes nothing new and finishes what it has."""
-    return await _drain(shim, request, on=True)
+    asked = query(request, DrainQuery)
+    return _node(shim, await shim.client.drain(node_id_of(request), deadline_s=asked.deadline_seconds))
 
 
 async def undrain_node(shim: Shim, request: web.Request) -> web.StreamResponse:
-    return await _drain(shim, request, on=False)
-
-
-async def _drain(shim: Shim, request: web.Request, *, on: bool) -> web.StreamResponse:
     query(request, NoQuery)
-    record = await shim.client.drain(node_id_of(request), on)
+    return _node(shim, await shim.client.drain(node_id_of(request), on=False))
+
+
+async def pause_node(shim: Shim, request: web.Request) -> web.StreamResponse:
+    query(request, NoQuery)
+    return _node(shim, await shim.client.pause_node(node_id_of(request)))
+
+
+async def resume_node(shim: Shim, request: web.Request) -> web.StreamResponse:
+    query(request, NoQuery)
+    return _node(shim, await shim.client.resume_node(node_id_of(request)))
+
+
+async def set_capacity(shim: Shim, request: web.Request) -> web.StreamResponse:
+    """How many harnesses the node runs at once; without a number, what its topology says."""
+    asked = query(request, CapacityQuery)
+    return _node(shim, await shim.client.set_capacity(node_id_of(request), asked.run_workers))
+
+
+def _node(shim: Shim, record: NodeRecord) -> web.Response:
     return answer(node_info(record, shim.topology.gateway.heartbeat_interval_seconds))
 
 
@@ -122,8 +151,8 @@ async def _infos(shim: Shim) -> list[GatewayNodeInfo]:
 
 async def inference_status(shim: Shim, request: web.Request) -> web.StreamResponse:
     """Whether model calls are held back; `inflight` is null while some node that counts has not said."""
-    query(request, NoQuery)
-    return answer(_inference(await shim.client.inference_state()))
+    asked = query(request, InferenceQuery)
+    return answer(_inference(await shim.client.inference_state(asked.run_id)))
 
 
 async def pause_inference(shim: Shim, request: web.Request) -> web.StreamResponse:
@@ -132,7 +161,10 @@ async def pause_inference(shim: Shim, request: web.Request) -> web.StreamRespons
     wanted = query(request, PauseQuery)
     try:
         state = await shim.client.pause_inference(
-            mode=wanted.mode, timeout_s=wanted.timeout_seconds, lease_s=wanted.lease_seconds
+            mode=wanted.mode,
+            timeout_s=wanted.timeout_seconds,
+            lease_s=wanted.lease_seconds,
+            run_id=wanted.run_id,
         )
     except NotPaused as exc:
         raise Refused(504, str(exc)) from None
@@ -141,9 +173,9 @@ async def pause_inference(shim: Shim, request: web.Request) -> web.StreamRespons
 
 async def resume_inference(shim: Shim, request: web.Request) -> web.StreamResponse:
     await no_body(request)
-    query(request, NoQuery)
-    await shim.client.resume_inference()
-    return answer(_inference(await shim.client.inference_state()))
+    asked = query(request, InferenceQuery)
+    await shim.client.resume_inference(asked.run_id)
+    return answer(_inference(await shim.client.inference_state(asked.run_id)))
 
 
 def _inference(state: InferenceState) -> InferenceStatus:

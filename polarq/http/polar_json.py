@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
-from polarq.contracts.rollout import Outcome, RolloutResult, RolloutState, RolloutSummary, TaskCounts, Timing
+from polarq.contracts.rollout import (
+    EARLY_STOP,
+    EarlyStop,
+    Outcome,
+    RolloutResult,
+    RolloutState,
+    RolloutSummary,
+    TaskCounts,
+    Timing,
+)
 from polarq.contracts.trajectory import Trace, Trajectory
 from polarq.http.polar_shapes import (
     GatewayNodeInfo,
@@ -38,6 +47,7 @@ _ENDS: Mapping[RolloutState, EndWord] = {
 }
 _LIFTED = ("group_id", "policy_version", "rollout_step")
 """Keys of the task's metadata that Polar repeats on the trajectory itself."""
+_EARLY_STOP = tuple(EarlyStop(min_usable=0, usable=0, elapsed_ms=0).metadata())
 
 
 def session_status(state: RolloutState) -> SessionStatusWord:
@@ -108,7 +118,7 @@ def _trajectory(
         "record_count": _record_count(full, summary),
         "trace_count": len(full.traces) if full else summary.traces if summary else 0,
         "task_metadata": result.metadata,
-        **{key: result.metadata[key] for key in _LIFTED if key in result.metadata},
+        **{key: result.metadata[key] for key in _lifted(result) if key in result.metadata},
     }
     if full:
         metadata["fidelity"] = full.fidelity.model_dump(mode="json")
@@ -126,6 +136,10 @@ def _trajectory(
         "traces": [_trace(trace) for trace in full.traces] if full else [],
         "error": error,
     }
+
+
+def _lifted(result: RolloutResult) -> Iterable[str]:
+    return (*_LIFTED, *_EARLY_STOP) if result.outcome.reason == EARLY_STOP else _LIFTED
 
 
 def _record_count(full: Trajectory | None, summary: RolloutSummary | None) -> int:
@@ -162,6 +176,8 @@ def session_row(task_id: str, rollout: RolloutRecord) -> SessionRow:
         "attempt": rollout.attempt,
         "node_id": rollout.owner,
     }
+    if rollout.policy_version is not None:
+        row["policy_version"] = rollout.policy_version
     if rollout.state.terminal:
         summary = rollout.summary or RolloutSummary(outcome=Outcome(state=rollout.state))
         row["reward"] = summary.reward

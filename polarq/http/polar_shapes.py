@@ -77,6 +77,8 @@ class TaskStatus(TypedDict):
     counts: NotRequired[dict[str, int]]
     """polarq's: total, queued, running, completed, failed, timed_out, cancelled."""
     run_id: NotRequired[str]
+    waiting_for: NotRequired[str | None]
+    """polarq's: what its queued rollouts wait for, when it is more than a free place."""
     created_at: NotRequired[float]
     updated_at: NotRequired[float]
     results_offset: NotRequired[int]
@@ -123,6 +125,8 @@ class SessionRow(TypedDict):
     error: NotRequired[str | None]
     outcome: NotRequired[dict[str, Any]]
     attempt: NotRequired[int]
+    policy_version: NotRequired[int]
+    """polarq's: the run's when this attempt was claimed, where its trainer had published one."""
     summary: NotRequired[dict[str, Any]]
     """polarq's, once ended: calls, traces, sampled_tokens, trainable_tokens, timing in seconds."""
 
@@ -140,6 +144,8 @@ class SessionView(TypedDict):
     status: SessionStatusWord
     node_id: str | None
     attempt: int
+    policy_version: NotRequired[int]
+    """polarq's: the run's when this attempt was claimed, where its trainer had published one."""
     completion_count: int
     result: SessionResult | None
 
@@ -149,6 +155,13 @@ class SessionCancelled(TypedDict):
     deleted: bool
     messages_deleted: int
     status: SessionStatusWord
+
+
+class Acknowledged(TypedDict):
+    """polarq's own. `acknowledged`: sessions that were not acknowledged before."""
+
+    task_id: str
+    acknowledged: int
 
 
 class GatewayNodeInfo(TypedDict):
@@ -166,6 +179,21 @@ class GatewayNodeInfo(TypedDict):
     heartbeat_interval_seconds: float
     last_heartbeat: str | None
     node: dict[str, Any]
+
+
+class RunRow(TypedDict):
+    """polarq's own: one training run, over all its tasks."""
+
+    run_id: str
+    paused: bool
+    waiting: int
+    in_flight: int
+    policy_version: NotRequired[int]
+    """What its trainer has published, where it has."""
+
+
+class RunList(TypedDict):
+    runs: list[RunRow]
 
 
 class NodeList(TypedDict):
@@ -187,6 +215,8 @@ class Health(TypedDict):
     status: Literal["ok"]
     nodes: int
     ledger: bool
+    memory: Literal["ok", "high", "full"] | None
+    """How much of its memory budget Redis uses; at `full` new tasks are refused. None: not known."""
 
 
 class Ready(TypedDict):

@@ -10,11 +10,13 @@ import msgspec
 from aiohttp import web
 from pydantic import Field
 
+from polarq.client.controls import MOST_RUN_WORKERS
 from polarq.client.pausing import LEASE_S, TIMEOUT_S
 from polarq.client.results import Trajectories
 from polarq.contracts.base import ID_PATTERN, Contract
 from polarq.errors import InvalidInput, TaskNotFound
 from polarq.http.answers import Refused, problems
+from polarq.ledger.policy import MOST
 from polarq.store.pauses import PauseMode
 
 Q = TypeVar("Q", bound=Contract)
@@ -63,7 +65,38 @@ class EventsQuery(Contract):
     task_id: str | None = Field(None, description="Events of one task only.")
 
 
-class PauseQuery(Contract):
+class DrainQuery(Contract):
+    """Parameters of `DELETE /nodes/{node_id}`."""
+
+    deadline_seconds: float | None = Field(
+        None, ge=0, description="What has not ended by then goes back to the queue; without it there is no hurry."
+    )
+
+
+class CapacityQuery(Contract):
+    """Parameters of `POST /nodes/{node_id}/capacity`."""
+
+    run_workers: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_RUN_WORKERS,
+        description="Harnesses that run at once; without it: what the node's topology says.",
+    )
+
+
+class PolicyVersionQuery(Contract):
+    """Parameters of `POST /admin/runs/{run_id}/policy-version`."""
+
+    version: int = Field(ge=0, le=MOST, description="What the run's engines sample with from now on.")
+
+
+class InferenceQuery(Contract):
+    """Parameters of `/admin/inference/status` and `/admin/inference/resume`."""
+
+    run_id: str | None = Field(None, pattern=ID_PATTERN, description="That run's own pause instead of that of all.")
+
+
+class PauseQuery(InferenceQuery):
     """Parameters of `POST /admin/inference/pause`."""
 
     timeout_seconds: float = Field(TIMEOUT_S, gt=0, description="How long to wait until no call is in flight.")

@@ -10,8 +10,19 @@ from aiohttp import web
 
 from polarq.contracts.base import Contract
 from polarq.contracts.task import Task
-from polarq.http import events, nodes, polar_shapes, tasks
-from polarq.http.queries import CancelQuery, EventsQuery, NoQuery, PauseQuery, TaskQuery, TasksQuery
+from polarq.http import events, nodes, polar_shapes, runs, tasks
+from polarq.http.queries import (
+    CancelQuery,
+    CapacityQuery,
+    DrainQuery,
+    EventsQuery,
+    InferenceQuery,
+    NoQuery,
+    PauseQuery,
+    PolicyVersionQuery,
+    TaskQuery,
+    TasksQuery,
+)
 from polarq.http.shim import Shim
 
 Handler = Callable[[Shim, web.Request], Awaitable[web.StreamResponse]]
@@ -55,6 +66,10 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/rollout/task/{task_id}/callbacks", tasks.list_callbacks, "Tries to deliver the task's callback",
         _SHAPES.CallbackTries, refusals=(404,),
     ),
+    Route(
+        "POST", "/rollout/task/{task_id}/acknowledge", tasks.acknowledge_task,
+        "The task's results are stored: archive and delete them", _SHAPES.Acknowledged, refusals=(404, 409),
+    ),
     Route("GET", "/rollout/status", nodes.server_status, "Tasks, waiting sessions and nodes", _SHAPES.ServerStatus),
     Route("GET", "/tasks", tasks.list_tasks, "Tasks, newest change first", _SHAPES.TaskList, query=TasksQuery),
     Route(
@@ -69,20 +84,47 @@ ROUTES: tuple[Route, ...] = (
         "DELETE", "/sessions/{session_id}", tasks.cancel_session, "Cancel one session",
         _SHAPES.SessionCancelled, refusals=(404,),
     ),
+    Route(
+        "POST", "/sessions/{session_id}/acknowledge", tasks.acknowledge_session,
+        "The session's result is stored: archive and delete it", _SHAPES.Acknowledged, refusals=(404, 409),
+    ),
     Route("GET", "/nodes", nodes.list_nodes, "Nodes", _NODE_LIST),
     Route("GET", "/nodes/{node_id}", nodes.get_node, "One node", _SHAPES.GatewayNodeInfo, refusals=(404,)),
-    Route("DELETE", "/nodes/{node_id}", nodes.drain_node, "Drain a node", _SHAPES.GatewayNodeInfo, refusals=(404,)),
+    Route(
+        "DELETE", "/nodes/{node_id}", nodes.drain_node, "Drain a node",
+        _SHAPES.GatewayNodeInfo, query=DrainQuery, refusals=(404,),
+    ),
     Route(
         "POST", "/nodes/{node_id}/undrain", nodes.undrain_node, "Let a node take work again",
         _SHAPES.GatewayNodeInfo, refusals=(404,),
     ),
     Route(
+        "POST", "/nodes/{node_id}/pause", nodes.pause_node, "Let a node take nothing new",
+        _SHAPES.GatewayNodeInfo, refusals=(404,),
+    ),
+    Route(
+        "POST", "/nodes/{node_id}/resume", nodes.resume_node, "Let a paused node take work again",
+        _SHAPES.GatewayNodeInfo, refusals=(404,),
+    ),
+    Route(
+        "POST", "/nodes/{node_id}/capacity", nodes.set_capacity, "Change how many harnesses a node runs at once",
+        _SHAPES.GatewayNodeInfo, query=CapacityQuery, refusals=(404,),
+    ),
+    Route("GET", "/runs", runs.list_runs, "Runs that wait, are in flight or are paused", _SHAPES.RunList),
+    Route("GET", "/runs/{run_id}", runs.get_run, "One run", _SHAPES.RunRow),
+    Route("POST", "/runs/{run_id}/pause", runs.pause_run, "Start nothing of a run", _SHAPES.RunRow),
+    Route("POST", "/runs/{run_id}/resume", runs.resume_run, "Let a run's rollouts start again", _SHAPES.RunRow),
+    Route(
         "GET", "/events", events.stream, "What happens, as server-sent events",
         "text/event-stream", query=EventsQuery,
     ),
     Route(
+        "POST", "/admin/runs/{run_id}/policy-version", runs.set_policy_version,
+        "Say which policy a run's engines sample with from now on", _SHAPES.RunRow, query=PolicyVersionQuery,
+    ),
+    Route(
         "GET", "/admin/inference/status", nodes.inference_status, "Whether inference is paused",
-        _SHAPES.InferenceStatus,
+        _SHAPES.InferenceStatus, query=InferenceQuery,
     ),
     Route(
         "POST", "/admin/inference/pause", nodes.pause_inference, "Hold model calls back; waits until none is in flight",
@@ -90,7 +132,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", "/admin/inference/resume", nodes.resume_inference, "Let model calls pass again",
-        _SHAPES.InferenceStatus,
+        _SHAPES.InferenceStatus, query=InferenceQuery,
     ),
     Route("POST", "/nodes/register", nodes.not_over_http, "Nodes register through Redis", None, refusals=(501,)),
     Route("POST", "/nodes/{node_id}/heartbeat", nodes.not_over_http, "Nodes beat through Redis", None, refusals=(501,)),

@@ -34,7 +34,9 @@ def ended(record: TaskRecord) -> list[RolloutRecord]:
     return [rollout for rollout in record.rollouts if rollout.state.terminal]
 
 
-def task_head(record: TaskRecord, offset: int = 0, paths: Sequence[str] = ()) -> TaskStatus:
+def task_head(
+    record: TaskRecord, offset: int = 0, paths: Sequence[str] = (), waiting_for: str | None = None
+) -> TaskStatus:
     """Everything of a task's status but the results."""
     return {
         "task_id": record.task_id,
@@ -44,6 +46,7 @@ def task_head(record: TaskRecord, offset: int = 0, paths: Sequence[str] = ()) ->
         "result_paths": list(paths),
         "counts": counts(record.counts),
         "run_id": record.run_id,
+        "waiting_for": waiting_for,
         "created_at": record.created_at.timestamp(),
         "updated_at": record.updated_at.timestamp(),
         "results_offset": offset,
@@ -60,13 +63,14 @@ async def task_parts(
     offset: int = 0,
     limit: int | None = None,
     paths: Sequence[str] = (),
+    waiting_for: str | None = None,
 ) -> AsyncIterator[bytes]:
     """The JSON of a task's status in pieces. `record` must hold the request.
 
     Raises `LedgerUnavailable`; a reader that was sent a part already must then be cut off, never be sent the rest.
     """
     page = ended(record)[offset:][:limit]
-    head = encode(task_head(record, offset, paths))
+    head = encode(task_head(record, offset, paths, waiting_for))
     opening = head.removesuffix(b"]}")
     assert opening != head, "results must stand last"
     piece = opening
@@ -88,7 +92,7 @@ async def session_json(
     ledger: AsyncLedger, record: TaskRecord, rollout: RolloutRecord, wanted: Trajectories = Trajectories.FULL
 ) -> bytes:
     """One ended rollout as the JSON of Polar's SessionResult."""
-    ref = rollout.summary.payload if rollout.summary else None
+    ref = rollout.summary.payload if rollout.summary and rollout.acknowledged_at is None else None
     if wanted is not Trajectories.FULL or ref is None:
         return encode(_without_payload(record, rollout, wanted))
     # The reply is taken as it is, and decoded in a thread: a payload may be 50 MB.

@@ -14,6 +14,7 @@ from polarq.errors import TaskNotFound
 from polarq.http.answers import Refused, answer, json_response
 from polarq.http.polar_json import session_row, session_status
 from polarq.http.polar_shapes import (
+    Acknowledged,
     CallbackTries,
     SessionCancelled,
     SessionList,
@@ -73,6 +74,25 @@ async def cancel_task(shim: Shim, request: web.Request) -> web.StreamResponse:
     return await _task_answer(shim, request, record, asked)
 
 
+async def acknowledge_task(shim: Shim, request: web.Request) -> web.StreamResponse:
+    """The trainer has stored the results: archived where there is an archive, then deleted."""
+    query(request, NoQuery)
+    task_id = task_id_of(request)
+    await shim.record(task_id)
+    made: Acknowledged = {"task_id": task_id, "acknowledged": await shim.client.acknowledge(task_id)}
+    return answer(made)
+
+
+async def acknowledge_session(shim: Shim, request: web.Request) -> web.StreamResponse:
+    query(request, NoQuery)
+    record, rollout = await _session(shim, request)
+    made: Acknowledged = {
+        "task_id": record.task_id,
+        "acknowledged": await shim.client.acknowledge([rollout.rollout_id]),
+    }
+    return answer(made)
+
+
 async def list_tasks(shim: Shim, request: web.Request) -> web.StreamResponse:
     asked = query(request, TasksQuery)
     rows = await shim.index.rows(
@@ -118,6 +138,8 @@ async def get_session(shim: Shim, request: web.Request) -> web.StreamResponse:
         "attempt": rollout.attempt,
         "completion_count": summary.calls,
     }
+    if rollout.policy_version is not None:
+        view["policy_version"] = rollout.policy_version
     result = await session_json(shim.client.ledger, record, rollout) if rollout.state.terminal else b"null"
     body = encode(view).removesuffix(b"}") + b',"result":' + result + b"}"
     return json_response(body)
@@ -168,7 +190,13 @@ async def _task_answer(shim: Shim, request: web.Request, record: TaskRecord, ask
     connection: a client never takes half a body for a whole one."""
     paths = await shim.files.paths(record) if shim.files is not None else []
     parts = task_parts(
-        shim.client.ledger, record, asked.trajectories, offset=asked.offset, limit=asked.limit, paths=paths
+        shim.client.ledger,
+        record,
+        asked.trajectories,
+        offset=asked.offset,
+        limit=asked.limit,
+        paths=paths,
+        waiting_for=await shim.client.waiting_for(record.task_id) if record.counts.queued else None,
     )
     first = await anext(parts)
     if asked.trajectories is not Trajectories.FULL or not record.counts.ended:

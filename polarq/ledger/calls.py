@@ -14,9 +14,10 @@ from typing import Any, Generic, TypeVar
 
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
-from polarq.contracts.rollout import Boundary, Outcome, RolloutState, RolloutSummary, TaskState
+from polarq.contracts.rollout import EARLY_STOP, Boundary, Outcome, RolloutState, RolloutSummary, TaskState
 from polarq.contracts.task import Task, split_rollout_id
 from polarq.errors import TaskConflict
+from polarq.ledger.admission import FULL_SHARE, UNLIMITED, Admission, Place, facts
 from polarq.ledger.keys import PRIORITY_STEPS, Keys
 from polarq.ledger.records import (
     ActiveRollout,
@@ -36,6 +37,15 @@ from polarq.ledger.scripts import Script, script
 T = TypeVar("T")
 
 _QUEUE_DEPTH = "local n=0 for _,k in ipairs(KEYS) do n=n+redis.call('LLEN',k) end return n"
+
+EARLY_SUMMARY = RolloutSummary(
+    outcome=Outcome(
+        state=RolloutState.CANCELLED,
+        boundary=Boundary.CONTROL,
+        reason=EARLY_STOP,
+        message="enough usable rollouts of its task had ended before it started",
+    )
+)
 
 CANCELLED_SUMMARY = RolloutSummary(
     outcome=Outcome(
@@ -73,17 +83,20 @@ class Calls:
     keys: Keys
     events_max: int = 100_000
     keep_s: int = 7 * 24 * 3600
+    admission: Admission = UNLIMITED
 
     # --- the trainer's side
 
     def submit(self, task: Task, celery_id: str) -> Call[Submitted]:
-        """Records a task, or finds the same one again. Raises `TaskConflict` for a different one."""
+        """Records a task, or finds the same one again. Raises `TaskConflict` for a different one, and `QueueFull`."""
         k = self.keys
         model = task.agent.model_name or ""
         harness = task.agent.harness or task.agent.import_path or ""
         args = (
             task.task_id, task.canonical_json(), task.digest(), task.num_samples, task.run_id, celery_id, harness,
             model, k.rollout_stem(task.task_id), self.events_max, self.keep_s,
+            *self.admission.most_waiting(task.run_id), self.admission.budget, FULL_SHARE,
+            *facts(task, self.admission),
         )  # fmt: skip
         keys = (k.task(task.task_id), k.tombstone(task.task_id), k.tasks, k.waiting, k.events)
 
@@ -97,6 +110,10 @@ class Calls:
                 raise TaskConflict(
                     f"task_id '{task.task_id}' is taken by a different request ({decode(reply[1])}); choose another id"
                 )
+            if word == "memory":
+                raise self.admission.out_of_memory(task, int(reply[1]), int(reply[2]))
+            if word == "full":
+                raise self.admission.full(task, decode(reply[1]) == "run", int(reply[2]))
             return Submitted(task.task_id, decode(reply[2]), word == "created", TaskState(decode(reply[1])))
 
         return Call(read, script("submit"), keys, args)
@@ -166,11 +183,19 @@ class Calls:
 
     # --- the worker's side
 
-    def claim(self, rollout_id: str, node_id: str, lease_s: float, job_id: str) -> Call[Claim | Refused]:
-        """Asks for the right to run a rollout. Carrying the same call out twice grants it once."""
+    def claim(
+        self, rollout_id: str, node_id: str, lease_s: float, job_id: str, place: Place | None = None
+    ) -> Call[Claim | Refused]:
+        """Asks for the right to run a rollout. Carrying the same call out twice grants it once.
+
+        With a place, `rollout_id` is a hint: the claim is for what stands first in line and fits there.
+        """
         k, task_id = self.keys, split_rollout_id(rollout_id)[0]
         keys = (k.task(task_id), k.rollout(rollout_id), k.leases, k.waiting, k.events, k.tasks)
-        args = (rollout_id, node_id, int(lease_s * 1000), job_id, self.events_max, task_id, secrets.token_hex(8))
+        args = (
+            rollout_id, node_id, int(lease_s * 1000), job_id, self.events_max, task_id, secrets.token_hex(8),
+            "" if place is None else place.as_json(),
+        )  # fmt: skip
 
         def read(reply: list[Any]) -> Claim | Refused:
             if decode(reply[0]) != "granted":
@@ -178,9 +203,14 @@ class Calls:
             claimed_at = moment(reply[5])
             assert claimed_at is not None
             task = Task.model_validate(json.loads(reply[4]))
-            return Claim(rollout_id, int(reply[1]), int(reply[2]), int(reply[3]) / 1000, claimed_at, task)
+            return Claim(decode(reply[6]), int(reply[1]), int(reply[2]), int(reply[3]) / 1000, claimed_at, task)
 
         return Call(read, script("claim"), keys, args)
+
+    def look(self, place: Place, most: int) -> Call[list[str]]:
+        """Waiting rollouts that a node would claim one after another."""
+        args = (place.as_json(), most)
+        return Call(lambda reply: [decode(i) for i in reply], script("look"), (self.keys.waiting,), args)
 
     def advance(self, rollout_id: str, token: int, to: RolloutState) -> Call[str]:
         """Enters a stage. Answers 'ok', 'cancel' (stop, then commit) or 'lost' (somebody else has it; discard)."""
@@ -198,17 +228,21 @@ class Calls:
         """Makes an attempt's result the visible one. Repeating it with the same token is harmless."""
         k, task_id = self.keys, split_rollout_id(rollout_id)[0]
         keys = (k.task(task_id), k.rollout(rollout_id), k.leases, k.events, k.tasks)
+        # Polar's rule for what counts towards an early stop.
+        usable = summary.outcome.state is RolloutState.COMPLETED and summary.trainable_tokens > 0
         reward = "" if summary.reward is None else repr(summary.reward)
         args = (
             rollout_id, token, summary.outcome.state.value, summary.model_dump_json(), self.events_max, task_id,
-            k.rollout_stem(task_id), self.keep_s, reward,
+            k.rollout_stem(task_id), self.keep_s, reward, "1" if usable else "0", EARLY_SUMMARY.model_dump_json(),
         )  # fmt: skip
 
         def read(reply: list[Any]) -> Committed:
             word = decode(reply[0])
             if word == "lost":
                 return Committed(False, False, decode(reply[1]))
-            return Committed(True, int(reply[1]) == 1)
+            told = [decode(part) for part in reply[2:]]
+            stopping = tuple(ActiveRollout(*told[i : i + 3]) for i in range(0, len(told), 3))
+            return Committed(True, int(reply[1]) == 1, stopping=stopping)
 
         return Call(read, script("commit"), keys, args)
 
@@ -222,14 +256,22 @@ class Calls:
     # --- nodes and events
 
     def announce(self, record: NodeRecord, alive_s: float) -> Call[dict[str, str]]:
-        """Writes a node's record and says that it is alive; answers the node's flags."""
+        """Writes a node's record and says that it is alive; answers its flags, `drain_over` among them once
+        its drain's deadline has passed."""
         body = record.model_dump_json(exclude={"alive", "draining", "paused", "queue_depth"})
         commands = (
-            ("HSET", self.keys.nodes, record.node_id, body),
+            # Alive first: a record without that is a node that is gone.
             ("SET", self.keys.node_alive(record.node_id), "1", "PX", int(alive_s * 1000)),
+            ("HSET", self.keys.nodes, record.node_id, body),
             ("HGETALL", self.keys.node_flags(record.node_id)),
+            ("EXISTS", self.keys.node_drain(record.node_id)),
         )
-        return Call(lambda replies: _hash(replies[2]), commands=commands)
+
+        def read(replies: list[Any]) -> dict[str, str]:
+            flags = _hash(replies[2])
+            return {**flags, "drain_over": "1"} if "deadline" in flags and not replies[3] else flags
+
+        return Call(read, commands=commands)
 
     def depart(self, node_id: str) -> Call[None]:
         """Says that a node has stopped in order."""

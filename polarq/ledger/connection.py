@@ -6,6 +6,7 @@ A script is called by its digest; when Redis has lost it (restart, failover, SCR
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self, TypeVar
@@ -21,6 +22,7 @@ from redis.retry import Retry
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.errors import LedgerUnavailable
+from polarq.ledger.admission import Admission
 from polarq.ledger.calls import Call, Calls, read_event
 from polarq.ledger.keys import Keys
 from polarq.topology.models import Topology
@@ -38,7 +40,9 @@ _RETRIED: tuple[type[redis_errors.RedisError], ...] = (redis_errors.ConnectionEr
 
 def calls_for(topology: Topology) -> Calls:
     """Key layout and retention of a deployment."""
-    return Calls(Keys(topology.redis.prefix), topology.retention.events, int(topology.retention.result_s))
+    retention = topology.retention
+    admission = Admission.of(topology.limits, topology.redis.memory_budget)
+    return Calls(Keys(topology.redis.prefix), retention.events, int(retention.result_s), admission)
 
 
 def without_password(url: str) -> str:
@@ -59,13 +63,17 @@ def unavailable(exc: Exception, url: str) -> LedgerUnavailable:
     if isinstance(exc, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
         text = f"{where} refuses the user or password; check POLARQ_REDIS_URL or redis.url in the topology"
     elif isinstance(exc, redis_errors.NoPermissionError):
-        text = f"{where} does not permit this command; give the user the rights polarq needs"
+        text = f"{where} refuses a command ({' '.join(str(exc).split())}); rights are listed in configs/redis-acl.conf"
     elif isinstance(exc, redis_errors.OutOfMemoryError):
         text = f"{where} is full (maxmemory reached); raise maxmemory, or acknowledge and expire old results"
     elif isinstance(exc, redis_errors.ReadOnlyError):
         text = f"{where} is a read-only replica; point polarq at the primary"
     elif isinstance(exc, redis_errors.BusyLoadingError):
         text = f"{where} is still loading its data; try again shortly"
+    elif (tls := _tls_problem(exc)) is not None and url.startswith("rediss:"):
+        text = (
+            f"{where} is not believed ({' '.join(str(tls).split())}); check redis.tls_ca, or ?ssl_ca_certs= of the URL"
+        )
     elif isinstance(exc, redis_errors.TimeoutError):
         text = f"{where} did not answer in time; check that the server is alive and reachable"
     elif isinstance(exc, redis_errors.ConnectionError | OSError):
@@ -75,6 +83,13 @@ def unavailable(exc: Exception, url: str) -> LedgerUnavailable:
     else:
         text = f"{where} refused a request: {' '.join(str(exc).split())}"
     return LedgerUnavailable(text)
+
+
+def _tls_problem(exc: BaseException | None) -> ssl.SSLError | FileNotFoundError | None:
+    """What TLS said, or that its certificates are not there, where an error goes back to that."""
+    while exc is not None and not isinstance(exc, ssl.SSLError | FileNotFoundError):
+        exc = exc.__cause__ or exc.__context__
+    return exc
 
 
 @contextmanager
@@ -155,7 +170,7 @@ class Ledger:
         """Blocks until there are events after `after`, at most `timeout_s`; empty when there were none."""
         with _translated(self.url):
             reply = self.redis.xread({self.calls.keys.events: after}, count=500, block=max(1, int(timeout_s * 1000)))
-        return _stream(reply)
+        return stream_entries(reply)
 
     def close(self) -> None:
         self.redis.close()
@@ -191,6 +206,10 @@ class AsyncLedger:
             reply = await self._send(call)
         return call.read(reply)
 
+    async def do_blocking(self, call: Call[T]) -> T:
+        """As `do`, for a call that may wait at the server: cancelling it ends it at once."""
+        return await _at_once(self.do(call))
+
     async def _send(self, call: Call[Any]) -> Any:
         if call.script is None:
             pipe = self.redis.pipeline(transaction=False)
@@ -213,7 +232,7 @@ class AsyncLedger:
         async with _translated_async(self.url):
             block = max(1, int(timeout_s * 1000))
             reply = await _at_once(self.redis.xread({self.calls.keys.events: after}, count=500, block=block))
-        return _stream(reply)
+        return stream_entries(reply)
 
     async def aclose(self) -> None:
         await self.redis.aclose()
@@ -243,7 +262,8 @@ def merge_nodes(rows: list[tuple[str, str]], states: dict[str, tuple[bool, dict[
     return records
 
 
-def _stream(reply: Any) -> list[Event]:
+def stream_entries(reply: Any) -> list[Event]:
+    """The events in a reply to XREAD of one stream."""
     streams = reply.values() if isinstance(reply, dict) else [entries for _, entries in reply or []]
     events = []
     for entries in streams:

@@ -37,12 +37,20 @@ class Keys:
     def payload(self, rollout_id: str, attempt: int, token: int) -> str:
         """Stem of a committed result's chunks: `<stem>:<n>`."""
         task_id, index = split_rollout_id(rollout_id)
-        return f"{self.prefix}:{{{task_id}}}:payload:{index}:{attempt}-{token}"
+        return f"{self.payload_stem(task_id)}{index}:{attempt}-{token}"
+
+    def payload_stem(self, task_id: str) -> str:
+        """What `payload` keys of a task begin with; the index and the rest follow."""
+        return f"{self.prefix}:{{{task_id}}}:payload:"
 
     def completions(self, rollout_id: str, attempt: int, token: int) -> str:
         """List: captured completions of one attempt, encoded, in order of recording."""
         task_id, index = split_rollout_id(rollout_id)
-        return f"{self.prefix}:{{{task_id}}}:completions:{index}:{attempt}-{token}"
+        return f"{self.completions_stem(task_id)}{index}:{attempt}-{token}"
+
+    def completions_stem(self, task_id: str) -> str:
+        """What `completions` keys of a task begin with; the index and the rest follow."""
+        return f"{self.prefix}:{{{task_id}}}:completions:"
 
     def tombstone(self, task_id: str) -> str:
         """String with expiry: a cancel that arrived before its task."""
@@ -73,6 +81,11 @@ class Keys:
         return f"{self.prefix}:pause"
 
     @property
+    def run_pauses(self) -> str:
+        """Hash with an expiry: run id -> until when (server milliseconds) and why its model calls are held back."""
+        return f"{self.prefix}:run-pauses"
+
+    @property
     def pause_acks(self) -> str:
         """Hash: what each node's proxies say of the pause, as JSON."""
         return f"{self.prefix}:pause-acks"
@@ -85,6 +98,37 @@ class Keys:
     def waiting(self) -> str:
         """Sorted set: queued rollouts by the time they were queued (server milliseconds)."""
         return f"{self.prefix}:waiting"
+
+    def run_waiting(self, run_id: str) -> str:
+        """Sorted set: a run's queued rollouts in the order in which they shall start. Kept beside `waiting`."""
+        return f"{self.prefix}:run-waiting:{run_id}"
+
+    def run_held(self, run_id: str) -> str:
+        """Set: a run's claimed rollouts. Kept beside `leases`."""
+        return f"{self.prefix}:run-held:{run_id}"
+
+    def run(self, run_id: str) -> str:
+        """Hash with an expiry: the policy version that the run's trainer has published."""
+        return f"{self.prefix}:run:{run_id}"
+
+    @property
+    def runs_waiting(self) -> str:
+        """Set: runs that have queued rollouts."""
+        return f"{self.prefix}:runs-waiting"
+
+    @property
+    def runs_held(self) -> str:
+        """Set: runs that have claimed rollouts."""
+        return f"{self.prefix}:runs-held"
+
+    def claimed(self, nonce: str) -> str:
+        """String with an expiry: which rollout a claim was granted that named another."""
+        return f"{self.prefix}:claimed:{nonce}"
+
+    @property
+    def runs_paused(self) -> str:
+        """Set: runs of which nothing is claimed until they are resumed."""
+        return f"{self.prefix}:runs-paused"
 
     @property
     def events(self) -> str:
@@ -101,17 +145,51 @@ class Keys:
         return f"{self.prefix}:node-alive:{node_id}"
 
     def node_flags(self, node_id: str) -> str:
-        """Hash: draining, paused."""
+        """Hash: draining, paused, deadline (of the drain), run_workers (instead of the topology's)."""
         return f"{self.prefix}:node-flags:{node_id}"
+
+    def node_drain(self, node_id: str) -> str:
+        """String with an expiry: until then a draining node may keep what it has."""
+        return f"{self.prefix}:node-drain:{node_id}"
 
     @property
     def fleet(self) -> str:
         """Hash: flags for all nodes (paused inference)."""
         return f"{self.prefix}:fleet"
 
+    @property
+    def reaper(self) -> str:
+        """String with a short expiry: which worker is the reaper now."""
+        return f"{self.prefix}:reaper"
+
+    @property
+    def reaped(self) -> str:
+        """Hash: what reapers did -> how often."""
+        return f"{self.prefix}:reaped"
+
+    @property
+    def untold(self) -> str:
+        """Sorted set: ended tasks of which Celery and the callback may not know, by when to look (milliseconds)."""
+        return f"{self.prefix}:untold"
+
+    @property
+    def nodes_lost(self) -> str:
+        """Sorted set: nodes with a record that are gone, by when that was noticed (server milliseconds)."""
+        return f"{self.prefix}:nodes-lost"
+
     def grant(self, secret_sha256: str) -> str:
         """Hash with expiry: what a session secret opens."""
         return f"{self.prefix}:grant:{secret_sha256}"
+
+    @property
+    def archiver(self) -> str:
+        """String with a short expiry: which worker archives what expires soon."""
+        return f"{self.prefix}:archiver"
+
+    @property
+    def memory(self) -> str:
+        """String: how full Redis was when that last changed: ok, high or full."""
+        return f"{self.prefix}:memory"
 
     @property
     def celery(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from polarq.contracts.rollout import RolloutState, RolloutSummary, TaskCounts, TaskState
+from polarq.contracts.rollout import EarlyStop, RolloutState, RolloutSummary, TaskCounts, TaskState
 from polarq.contracts.task import Task
 
 Fields = Mapping[str, str]
@@ -42,6 +42,10 @@ class RolloutRecord:
     stage_at: datetime | None
     ended_at: datetime | None
     summary: RolloutSummary | None
+    acknowledged_at: datetime | None = None
+    """Its trainer has stored it: the payload is gone from the store."""
+    policy_version: int | None = None
+    """The run's when this attempt was claimed; None: its trainer had said none."""
 
     @classmethod
     def read(cls, rollout_id: str, index: int, fields: Fields) -> RolloutRecord:
@@ -60,6 +64,8 @@ class RolloutRecord:
             stage_at=moment(fields.get("stage_ms")),
             ended_at=moment(fields.get("ended_ms")),
             summary=RolloutSummary.model_validate_json(summary) if summary else None,
+            acknowledged_at=moment(fields.get("acknowledged_ms")),
+            policy_version=int(fields["policy_version"]) if "policy_version" in fields else None,
         )
 
 
@@ -102,6 +108,14 @@ class TaskRecord:
             rollouts=tuple(RolloutRecord.read(f"{task_id}.{i}", i, r) for i, r in enumerate(rollouts) if r),
             request=Task.model_validate(json.loads(request)) if request else None,
         )
+
+
+def read_early_stop(fields: Fields) -> EarlyStop | None:
+    """A task's early stop; None where it was not stopped so."""
+    if "early_usable" not in fields:
+        return None
+    usable, elapsed_ms = int(fields["early_usable"]), int(fields["early_ms"])
+    return EarlyStop(min_usable=int(fields["early"]), usable=usable, elapsed_ms=elapsed_ms)
 
 
 def read_counts(fields: Fields) -> TaskCounts:
@@ -164,6 +178,8 @@ class Committed:
     won: bool
     finished: bool
     detail: str = ""
+    stopping: tuple[ActiveRollout, ...] = ()
+    """Rollouts of its group that run and were told to stop: enough have ended usably."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,14 @@ class Script:
     sha1: str
 
 
+_CHOOSING = frozenset({"claim", "look"})
+"""Scripts that choose among what waits."""
+
+
 @cache
 def script(name: str) -> Script:
     """The script `lua/<name>.lua`, complete."""
     folder = files("polarq.ledger") / "lua"
-    prelude = (folder / "prelude.lua").read_text(encoding="utf-8")
-    body = (folder / f"{name}.lua").read_text(encoding="utf-8")
-    source = lua_table() + prelude + body
+    parts = ["prelude", "choose", name] if name in _CHOOSING else ["prelude", name]
+    source = lua_table() + "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

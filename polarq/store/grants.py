@@ -69,6 +69,8 @@ class GrantSpec(Contract):
     node_id: str
     model: str = ""
     """Model name to ask the engine for; blank: the node's."""
+    run_id: str = ""
+    """The task's: its calls can be held back by themselves."""
     rules: SessionRules = SessionRules()
 
 

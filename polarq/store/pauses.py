@@ -1,4 +1,5 @@
-"""A pause of all model calls, for a change of the policy's weights: one record in Redis that ends by itself.
+"""A pause of all model calls, or of one run's, for a change of the policy's weights: a record in Redis that ends by
+itself.
 
 Every node's proxy reads it, stops admitting calls and says in the acknowledgements that it did, and how many calls are
 still in flight. The record's expiry is its lease: a trainer that dies cannot leave the nodes paused.
@@ -36,12 +37,49 @@ end
 """)
 
 
+_NOW = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)"
+
+# A run's pause is a field of a hash, with its end in front of it.
+_PAUSE_RUN = Script(f"""{_NOW}
+local left = redis.call('PTTL', KEYS[1])
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', now + ARGV[2]) .. ' ' .. ARGV[3])
+redis.call('PEXPIRE', KEYS[1], math.max(left, tonumber(ARGV[2])))
+""")
+
+_RESUME_RUN = Script(f"""{_NOW}
+local found = redis.call('HGET', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[1], ARGV[1])
+return found and tonumber(string.match(found, '^%d+')) > now and 1 or 0
+""")
+
+_READ_ALL = Script(f"""{_NOW}
+local pauses = {{redis.call('GET', KEYS[1]) or ''}}
+local runs = redis.call('HGETALL', KEYS[2])
+for i = 2, #runs, 2 do
+  local till, pause = string.match(runs[i], '^(%d+) (.*)$')
+  if tonumber(till) > now then pauses[#pauses + 1] = pause else redis.call('HDEL', KEYS[2], runs[i - 1]) end
+end
+return pauses
+""")
+
+
 class Pause(Contract):
     """Why no call passes."""
 
     pause_id: str
+    run_id: str = ""
+    """Whose calls; blank: all."""
     mode: PauseMode = "drain"
     """drain: calls in flight end by themselves. abort: they are cut; what they sampled is kept."""
+
+
+class RunAck(Contract):
+    """What a node's proxy says of a pause of one run."""
+
+    run_id: str
+    pause_id: str
+    in_flight: int = Field(0, ge=0)
+    waiting: int = Field(0, ge=0)
 
 
 class PauseAck(Contract):
@@ -55,33 +93,51 @@ class PauseAck(Contract):
     pause_id: str = ""
     in_flight: int = Field(0, ge=0)
     waiting: int = Field(0, ge=0)
+    runs: tuple[RunAck, ...] = ()
+    """The same of each run that is paused by itself."""
+
+    def of_run(self, run_id: str) -> PauseAck:
+        """What it says of that run's pause alone."""
+        said = next((run for run in self.runs if run.run_id == run_id), RunAck(run_id=run_id, pause_id=""))
+        update = {"pause_id": said.pause_id, "in_flight": said.in_flight, "waiting": said.waiting, "runs": ()}
+        return self.model_copy(update=update)
 
 
-async def set_pause(redis: Redis, keys: Keys, *, lease_s: float, mode: PauseMode = "drain") -> Pause:
-    """Pauses, or prolongs and renews a pause. It ends after `lease_s`. Raises `LedgerUnavailable`."""
+async def set_pause(redis: Redis, keys: Keys, *, lease_s: float, mode: PauseMode = "drain", run_id: str = "") -> Pause:
+    """Pauses a run's calls, or without a run all, or prolongs and renews that pause. It ends after `lease_s`. Raises
+    `LedgerUnavailable`."""
     await _forget_the_gone(redis, keys)
-    pause = Pause(pause_id=secrets.token_hex(8), mode=mode)
+    pause = Pause(pause_id=secrets.token_hex(8), run_id=run_id, mode=mode)
+    lease_ms = max(1, int(lease_s * 1000))
+    if run_id:
+        await _PAUSE_RUN.run(redis, [keys.run_pauses], [run_id, lease_ms, pause.model_dump_json()])
+        return pause
     with ledger_errors():
-        await redis.set(keys.pause, pause.model_dump_json(), px=max(1, int(lease_s * 1000)))
+        await redis.set(keys.pause, pause.model_dump_json(), px=lease_ms)
     return pause
 
 
-async def clear_pause(redis: Redis, keys: Keys) -> bool:
-    """Whether there was one. Raises `LedgerUnavailable`."""
+async def clear_pause(redis: Redis, keys: Keys, run_id: str = "") -> bool:
+    """Whether there was one, of that run, or without a run of all. Raises `LedgerUnavailable`."""
+    if run_id:
+        return bool(await _RESUME_RUN.run(redis, [keys.run_pauses], [run_id]))
     with ledger_errors():
         return bool(await redis.delete(keys.pause))
 
 
-async def read_pause(redis: Redis, keys: Keys) -> Pause | None:
-    """Raises `LedgerUnavailable`."""
-    with ledger_errors():
-        record = await redis.get(keys.pause)
-    if record is None:
-        return None
+async def read_pause(redis: Redis, keys: Keys, run_id: str = "") -> Pause | None:
+    """That of a run, or without a run that of all. Raises `LedgerUnavailable`."""
+    return (await read_pauses(redis, keys)).get(run_id)
+
+
+async def read_pauses(redis: Redis, keys: Keys) -> dict[str, Pause]:
+    """Every pause by its run, under "" that of all. Raises `LedgerUnavailable`."""
+    records = await _READ_ALL.run(redis, [keys.pause, keys.run_pauses], [])
     try:
-        return Pause.model_validate_json(record)
+        pauses = [Pause.model_validate_json(record) for record in records if record]
     except ValidationError as exc:
         raise LedgerUnavailable(f"the record of a pause cannot be read: {exc.errors()[0]['msg']}") from exc
+    return {pause.run_id: pause for pause in pauses}
 
 
 async def acknowledge(redis: Redis, keys: Keys, ack: PauseAck) -> None:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +86,8 @@ class EmbeddedRedis:
 
     `port` 0 takes a free one, which stays the same over `kill` and `start`. Without `data_dir` the data lies in a
     temporary folder that `stop` removes. `appendonly` writes each change to disk before it is answered, so that data
-    outlive `kill`. The password goes in by standard input and is never in the process list.
+    outlive `kill`. The password goes in by standard input and is never in the process list. `config` are further lines
+    as in redis.conf.
     """
 
     def __init__(
@@ -98,8 +99,10 @@ class EmbeddedRedis:
         appendonly: bool = False,
         maxmemory_policy: Literal["noeviction", "allkeys-lru", "volatile-lru"] = "noeviction",
         binary: ServerBinary | None = None,
+        config: Sequence[str] = (),
     ) -> None:
         self.port = port
+        self._more_config = tuple(config)
         self.password = password
         self.appendonly = appendonly
         self.maxmemory_policy = maxmemory_policy
@@ -195,7 +198,7 @@ class EmbeddedRedis:
         if self.password:
             escaped = self.password.replace("\\", "\\\\").replace('"', '\\"')
             lines.append(f'requirepass "{escaped}"')
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, *self._more_config]) + "\n"
 
     def _wait(self, process: subprocess.Popen[bytes], binary: ServerBinary, log: Path) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -59,8 +59,19 @@ class RedisSection(Contract):
     broker_url: str | None = Field(
         None, description="A second Redis for the Celery queues alone; default: the same as url."
     )
+    tls_ca: NonEmpty | None = Field(
+        None,
+        description="File with the certificates of who vouches for Redis, for rediss:// addresses that name none "
+        "themselves (?ssl_ca_certs=FILE); blank: the system's.",
+    )
     prefix: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.{}-]{1,64}$")] = Field(
         "polarq", description="First part of every key."
+    )
+    memory_budget: float | None = Field(
+        None,
+        gt=0,
+        description="Memory that Redis may use: bytes, or up to 1 a share of its maxmemory; blank: all of maxmemory. "
+        "At 80 % of it there is a warning, at 95 % new tasks are refused; results are still taken.",
     )
 
 
@@ -357,7 +368,18 @@ class GatewaySection(Contract):
     """The nodes."""
 
     heartbeat_interval_seconds: float = Field(5.0, gt=0, description="Seconds between a node's heartbeats.")
-    lease_s: float = Field(20.0, gt=1, description="Seconds a claimed rollout stays owned without renewal.")
+    lease_s: float = Field(18.0, gt=1, description="Seconds a claimed rollout stays owned without renewal.")
+    reap_interval_s: float = Field(
+        2.0,
+        gt=0,
+        description="Seconds between two looks for what a lost node left behind; one worker at a time does it.",
+    )
+    ring_again_s: float = Field(
+        10.0, gt=0, description="Seconds a rollout waits before its message, if it is in no queue, is sent again."
+    )
+    max_attempts: int = Field(
+        3, ge=1, description="Attempts of one rollout that may end by the loss of their node; the last one fails it."
+    )
     drain_grace_s: float = Field(
         600.0,
         ge=0,
@@ -417,6 +439,15 @@ class RetentionSection(Contract):
         7 * 24 * 3600.0, gt=0, description="Seconds a finished task and its trajectories stay in Redis."
     )
     events: int = Field(100_000, gt=0, description="Events kept, about.")
+    archive: NonEmpty | None = Field(
+        None,
+        description="Folder, or fsspec address (s3://..., needs polarq[archive]), where results are written as JSON "
+        "before they are deleted or expire; blank: nowhere.",
+    )
+    archive_zstd: bool = Field(False, description="Compress the archive's files with zstd (their names end in .zst).")
+    lost_nodes_s: float = Field(
+        7 * 24 * 3600.0, gt=0, description="Seconds the record and the flags of a node that is gone are kept."
+    )
 
 
 class BudgetsSection(Contract):
@@ -429,6 +460,35 @@ class BudgetsSection(Contract):
     )
 
 
+class RunShare(Contract):
+    """What one training run (`run_id`) may take of the fleet."""
+
+    weight: float = Field(1.0, gt=0, le=1000, description="Its share of the nodes beside other runs that wait.")
+    max_in_flight: int | None = Field(None, ge=1, description="Rollouts of it that run at once; blank: no limit.")
+    max_queued: int | None = Field(None, ge=1, description="Rollouts of it that wait at once; blank: no limit.")
+
+
+class LimitsSection(Contract):
+    """Back-pressure, and how runs share the nodes. A submit that does not fit is refused and records nothing."""
+
+    max_queued: int | None = Field(None, ge=1, description="Rollouts that wait at once, of all runs; blank: no limit.")
+    retry_after_s: float = Field(5.0, gt=0, le=3600, description="Seconds after which a refused submit may try again.")
+    priority_head_start_s: float = Field(
+        60.0,
+        ge=0,
+        le=3600,
+        description="Seconds of waiting that one point of dispatch_priority is worth: what waited longer goes first.",
+    )
+    runs: dict[NodeId, RunShare] = Field(
+        {},
+        description="Per run_id: weight (its share of the nodes beside other runs, 1 where not given), max_in_flight "
+        "and max_queued (rollouts of it; blank: no limit).",
+    )
+
+    def of_run(self, run_id: str) -> RunShare:
+        return self.runs.get(run_id, RunShare())
+
+
 class Topology(Contract):
     """A whole deployment."""
 
@@ -438,6 +498,7 @@ class Topology(Contract):
     security: SecuritySection = Field(SecuritySection(), description="What tasks may do.")
     retention: RetentionSection = Field(RetentionSection(), description="What is kept.")
     budgets: BudgetsSection = Field(BudgetsSection(), description="Limits on tasks.")
+    limits: LimitsSection = Field(LimitsSection(), description="Back-pressure and fair shares.")
 
     def node(self, node_id: str) -> Node | None:
         return next((node for node in self.gateway.nodes if node.id == node_id), None)

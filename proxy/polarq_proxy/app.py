@@ -202,15 +202,16 @@ class Proxy:
         }
 
     def _pause_ack(self) -> PauseAck:
-        pause = self.gate.pause
+        pause, runs = self.gate.pause, self.gate.of_runs()
         if pause is None:
-            return PauseAck(node_id=self.node.id, **self._of)
+            return PauseAck(node_id=self.node.id, **self._of, runs=runs)
         return PauseAck(
             node_id=self.node.id,
             **self._of,
             pause_id=pause.pause_id,
             in_flight=self.gate.in_flight,
             waiting=self.gate.waiting,
+            runs=runs,
         )
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:

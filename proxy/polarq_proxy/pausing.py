@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from redis.asyncio import Redis
 
 from polarq.errors import LedgerUnavailable
 from polarq.ledger.keys import Keys
-from polarq.store.pauses import Pause, PauseAck, acknowledge, read_pause, withdraw
+from polarq.store.pauses import Pause, PauseAck, RunAck, acknowledge, read_pauses, withdraw
 from polarq_proxy.faults import CallFault, FaultKind
 
 log = logging.getLogger("polarq.proxy")
@@ -28,17 +29,19 @@ PRESENT_EVERY_S = 5.0
 
 
 class Gate:
-    """Open until a pause is set."""
+    """Open until a pause is set, of every call or of one run's."""
 
     def __init__(self, hold_s: float) -> None:
         self.hold_s = hold_s
         """How long a call is held back at most."""
-        self._open = asyncio.Event()
-        self._open.set()
-        self._running: set[asyncio.Timeout] = set()
+        self._changed = asyncio.Event()
+        """Set, and replaced by another, when the pauses are others."""
+        self._running: dict[asyncio.Timeout, str] = {}
+        """Whose call it is."""
         self._cut: set[asyncio.Timeout] = set()
-        self.waiting = 0
-        self.pause: Pause | None = None
+        self._waiting: Counter[str] = Counter()
+        self.pauses: Mapping[str, Pause] = {}
+        """By run; under "" that of every call."""
         self.opened_at = float("-inf")
         """When the last pause was over, in the loop's time."""
 
@@ -46,49 +49,71 @@ class Gate:
     def in_flight(self) -> int:
         return len(self._running)
 
-    def set(self, pause: Pause | None) -> None:
-        """From now on no call passes, or every one does. In mode `abort` the ones in flight are cut."""
-        self.pause = pause
-        if pause is None:
-            self.opened_at = asyncio.get_running_loop().time()
-            self._open.set()
-            return
-        self._open.clear()
-        if pause.mode == "abort":
-            now = asyncio.get_running_loop().time()
-            for scope in self._running - self._cut:
-                if not scope.expired():  # else its own limit has ended it, and it is only winding down
-                    self._cut.add(scope)
-                    scope.reschedule(now)
+    @property
+    def waiting(self) -> int:
+        return self._waiting.total()
 
     @property
-    def open(self) -> bool:
-        """No pause holds calls back."""
-        return self.pause is None
+    def pause(self) -> Pause | None:
+        """That of every call."""
+        return self.pauses.get("")
 
-    def passed(self, scope: asyncio.Timeout) -> None:
-        """A call is at the engine within `scope`, which a pause may cut. `left` ends it."""
-        self._running.add(scope)
+    def set(self, pauses: Mapping[str, Pause]) -> None:
+        """From now on these hold, and no others. In mode `abort` the calls in flight are cut."""
+        now = asyncio.get_running_loop().time()
+        if self.pauses.keys() - pauses.keys():
+            self.opened_at = now
+        self.pauses = pauses
+        for scope, run_id in self._running.items():
+            # One that has expired was ended by its own limit, and is only winding down.
+            ended = scope in self._cut or scope.expired()
+            if not ended and any(pause.mode == "abort" for pause in self._holding(run_id)):
+                self._cut.add(scope)
+                scope.reschedule(now)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _holding(self, run_id: str) -> list[Pause]:
+        return [self.pauses[of] for of in {"", run_id} if of in self.pauses]
+
+    def holds(self, run_id: str) -> bool:
+        """A pause holds the run's calls back."""
+        return bool(self.pauses) and bool(self._holding(run_id))
+
+    def of_runs(self) -> tuple[RunAck, ...]:
+        """What there is to say of the runs that are paused by themselves."""
+        in_flight = Counter(self._running.values())
+        return tuple(
+            RunAck(run_id=run, pause_id=pause.pause_id, in_flight=in_flight[run], waiting=self._waiting[run])
+            for run, pause in sorted(self.pauses.items())
+            if run
+        )
+
+    def passed(self, scope: asyncio.Timeout, run_id: str) -> None:
+        """The run's call is at the engine within `scope`, which a pause may cut. `left` ends it."""
+        self._running[scope] = run_id
 
     def left(self, scope: asyncio.Timeout) -> bool:
         """The call is no longer at the engine. Whether a pause has cut it."""
-        self._running.discard(scope)
+        self._running.pop(scope, None)
         cut = scope in self._cut
         self._cut.discard(scope)
         return cut
 
-    async def opened(self) -> None:
-        """Waits while there is a pause. Raises `CallFault` when it lasts longer than a call is held back."""
-        self.waiting += 1
+    async def opened(self, run_id: str) -> None:
+        """Waits while a pause holds the run's calls back. Raises `CallFault` when that is too long."""
+        self._waiting[run_id] += 1
         try:
             async with asyncio.timeout(self.hold_s):
-                while not self._open.is_set():
-                    await self._open.wait()
+                while self.holds(run_id):
+                    await self._changed.wait()
         except TimeoutError:
             text = "model calls are held back while the policy's weights change; ask again"
             raise CallFault(FaultKind.PAUSED, text, retry_after_s=5.0) from None
         finally:
-            self.waiting -= 1
+            self._waiting[run_id] -= 1
+            if not self._waiting[run_id]:
+                del self._waiting[run_id]
 
 
 class PauseWatch:
@@ -124,10 +149,11 @@ class PauseWatch:
             # Presence first: who pauses between the two either finds this process there, or its pause is read here.
             if asyncio.get_running_loop().time() >= self._due_at:
                 await self._tell(self._say())
-            pause = await read_pause(self._redis, self._keys)
-            if pause != self._gate.pause:
-                log.info("model calls are %s", "let through" if pause is None else f"held back ({pause.mode})")
-                self._gate.set(pause)
+            pauses = await read_pauses(self._redis, self._keys)
+            if pauses != self._gate.pauses:
+                held = [f"of {run or 'every run'} ({pause.mode})" for run, pause in sorted(pauses.items())]
+                log.info("model calls are %s", f"held back: {', '.join(held)}" if held else "let through")
+                self._gate.set(pauses)
             said = self._say()
             # A pause is acknowledged until it is drained, and its end once.
             if said != self._said:

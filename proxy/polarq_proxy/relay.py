@@ -255,13 +255,14 @@ class Relay:
     async def _at_engine(self, endpoint: Endpoint, capture: Capture, work: Callable[[], Awaitable[Answer]]) -> Answer:
         # A frozen model's weights do not change: its calls are not held back.
         gate = None if capture.frozen is not None else self._gate
+        run_id = capture.session.spec.run_id
         came = time.monotonic()
         await endpoint.met()
         while True:
-            if gate is not None and not gate.open:
-                await gate.opened()
+            if gate is not None and gate.holds(run_id):
+                await gate.opened(run_id)
             await endpoint.gate.acquire()
-            if gate is None or gate.open:
+            if gate is None or not gate.holds(run_id):
                 break
             endpoint.gate.release()  # a pause began while it waited for its place
         endpoint.in_flight += 1
@@ -282,7 +283,7 @@ class Relay:
             async with limit:
                 if gate is None:
                     return await self._versioned(endpoint, capture, work)
-                gate.passed(limit)
+                gate.passed(limit, capture.session.spec.run_id)
                 try:
                     return await self._versioned(endpoint, capture, work)
                 finally:
@@ -306,7 +307,7 @@ class Relay:
         try:
             answer = await work()
         except asyncio.CancelledError:
-            if capture.version_before is not None and self._gate.pause is not None:
+            if capture.version_before is not None and self._gate.holds(capture.session.spec.run_id):
                 # While the call still counts as one in flight, so that the weights cannot have changed yet.
                 capture.version_after = await endpoint.versions.after()
             raise

@@ -181,3 +181,15 @@ def test_no_shim_is_3_and_an_address_that_is_none_is_2(cli: Cli) -> None:
     assert ran.code == 3
     assert len(ran.err.splitlines()) == 1
     assert cli("status", "--url", "nonsense").code == 2
+
+
+def test_results_are_acknowledged_through_the_shim_too(
+    client: Client, cli: Cli, t: str, shim: str, token: None
+) -> None:
+    record(client, task(t, 2))
+    finish(client, f"{t}.0")
+    refused = cli("acknowledge", t, "--url", shim)
+    assert refused.code == 2
+    assert f"rollout '{t}.1' is queued: only what has ended" in refused.err
+    assert cli("acknowledge", f"{t}.0", "--url", shim, "--json").json == {"target": f"{t}.0", "acknowledged": 1}
+    assert [r.acknowledged_at is not None for r in client.record(t).rollouts] == [True, False]

@@ -126,7 +126,8 @@ async def test_without_redis_requests_get_503_with_the_line_that_says_what_to_do
             assert "does not answer; start it" in response.json()["detail"]
             assert (await shim.http.get("/rollout/task/t")).status_code == 503
             assert (await shim.http.get("/ready")).status_code == 503
-            assert (await shim.http.get("/health")).json() == {"status": "ok", "nodes": 0, "ledger": False}
+            health = {"status": "ok", "nodes": 0, "ledger": False, "memory": None}
+            assert (await shim.http.get("/health")).json() == health
             assert "polarq_ledger_up 0" in (await shim.http.get("/metrics")).text
             assert "polarq_ledger_up 0" in (await shim.http.get("/metrics")).text
             server.start()

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from polarq.client.pausing import NotPaused
 from polarq.contracts.node import NodeHealth
 from polarq.ledger.keys import Keys
-from polarq.store.pauses import Pause, PauseAck, acknowledge, read_acks, read_pause, set_pause, withdraw
+from polarq.store.pauses import Pause, PauseAck, RunAck, acknowledge, read_acks, read_pause, set_pause, withdraw
 from tests.http.rig import Rig, a_task
 
 POLAR_NODE_KEYS = {
@@ -75,7 +75,7 @@ async def test_health_counts_nodes_and_status_shows_everything_at_once(shim: Rig
     await shim.submit(a_task("a", samples=3))
     await shim.submit(a_task("b"))
     await shim.end("b.0")
-    assert (await shim.http.get("/health")).json() == {"status": "ok", "nodes": 1, "ledger": True}
+    assert (await shim.http.get("/health")).json() == {"status": "ok", "nodes": 1, "ledger": True, "memory": "ok"}
     status = (await shim.http.get("/rollout/status")).json()
     assert status["tasks"] == {"a": "running", "b": "completed"}
     assert status["pipeline"] == {"pending_sessions": 3}
@@ -288,6 +288,30 @@ async def test_a_new_pause_forgets_the_proxies_that_are_gone_and_no_others(shim:
     await vanish(shim, "gone")
     await paused(shim)
     assert [ack.node_id for ack in await read_acks(redis, keys)] == ["there"]
+
+
+async def test_a_run_is_paused_by_itself(shim: Rig) -> None:
+    redis, keys = shim.client.ledger.redis, shim.client.ledger.calls.keys
+    await shim.announce("node0")
+    pausing = asyncio.create_task(shim.http.post("/admin/inference/pause?run_id=r&timeout_seconds=60"))
+    await eventually(lambda: read_pause(redis, keys, "r"))
+    pause = await read_pause(redis, keys, "r")
+    assert pause is not None
+    said = RunAck(run_id="r", pause_id=pause.pause_id, in_flight=1, waiting=2)
+    await acknowledge(redis, keys, PauseAck(node_id="node0", runs=(said,)))
+    status = (await shim.http.get("/admin/inference/status?run_id=r")).json()
+    assert (status["paused"], status["inflight"], status["nodes"][0]["waiting"]) == (True, 1, 2)
+    assert (await shim.http.get("/admin/inference/status")).json()["paused"] is False
+    assert not pausing.done()
+    done = said.model_copy(update={"in_flight": 0})
+    await acknowledge(redis, keys, PauseAck(node_id="node0", runs=(done,)))
+    answered = (await pausing).json()
+    assert (answered["paused"], answered["inflight"]) == (True, 0)
+    await shim.http.post("/admin/inference/resume")
+    assert await read_pause(redis, keys, "r") == pause
+    assert (await shim.http.post("/admin/inference/resume?run_id=r")).json()["paused"] is False
+    assert await read_pause(redis, keys, "r") is None
+    assert (await shim.http.post("/admin/inference/pause?run_id=a%20b")).status_code == 422
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])

@@ -226,14 +226,14 @@ async def test_a_pause_leaves_a_call_alone_whose_own_time_is_up() -> None:
     cut = None
     with pytest.raises(TimeoutError):
         async with limit:
-            gate.passed(limit)
+            gate.passed(limit, "")
             try:
                 await asyncio.Event().wait()
             finally:  # it winds down, which may take a while, and meanwhile a pause begins
-                gate.set(Pause(pause_id="p", mode="abort"))
+                gate.set({"": Pause(pause_id="p", mode="abort")})
                 cut = gate.left(limit)
     assert cut is False
-    assert not gate.open
+    assert gate.holds("")
 
 
 async def test_a_look_at_the_pause_that_fails_is_not_the_last_one(
@@ -245,7 +245,7 @@ async def test_a_look_at_the_pause_that_fails_is_not_the_last_one(
     ):
         failed = asyncio.Event()
 
-        def fail(pause: Pause | None) -> None:
+        def fail(pauses: object) -> None:
             monkeypatch.undo()
             failed.set()
             raise RuntimeError("once")
@@ -253,7 +253,7 @@ async def test_a_look_at_the_pause_that_fails_is_not_the_last_one(
         monkeypatch.setattr(rig.proxy.gate, "set", fail)
         await set_pause(redis_client, keys, lease_s=60)
         await failed.wait()
-        await until(lambda: not rig.proxy.gate.open)
+        await until(lambda: rig.proxy.gate.holds(""))
 
 
 async def test_nothing_follows_a_streams_end_however_slowly_it_is_read(redis_client: Redis, keys: Keys) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from polarq.contracts import Boundary, ExecKind, RolloutResult, RolloutState
+from polarq.errors import InvalidTask
 from polarq.testing.stack import LocalStack
 from tests.needs import not_here
 from tests.worker.conftest import ask, commands_with, shell_task
@@ -106,7 +107,6 @@ def test_a_missing_harness_program_is_named_with_how_to_get_it(stack: LocalStack
         ("harness", {"agent": {"harness": "no_such"}}, B.TASK, "no_such"),
         ("evaluator", {"evaluator": {"strategy": "no_such"}}, B.TASK, "no_such"),
         ("builder", {"builder": {"strategy": "no_such"}}, B.TASK, "no_such"),
-        ("backend", {"runtime": {"backend": "no_such"}}, B.TASK, "no_such"),
         ("import", {"agent": {"import_path": "os:system"}}, B.TASK, "allowed_modules"),
         ("gpus", {"runtime": {"backend": "local", "gpus": 1}}, B.TASK, "gpus"),
     ],
@@ -118,6 +118,11 @@ def test_what_is_not_there_is_named_before_a_sandbox_is_made(
     assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, boundary)
     assert says in result.outcome.message
     assert result.timing.agent_s is None
+
+
+def test_a_kind_of_sandbox_that_no_node_has_is_refused_at_submit(stack: LocalStack) -> None:
+    with pytest.raises(InvalidTask, match=r"runtime.backend: no node has 'no_such' \(installed: local\)"):
+        stack.client.submit(shell_task("fault-no-sandbox", "true", runtime={"backend": "no_such"}))
 
 
 def test_a_failing_prepare_action_names_itself(stack: LocalStack) -> None:

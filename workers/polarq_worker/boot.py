@@ -17,6 +17,7 @@ from polarq.errors import InvalidTopology, PolarqError
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, load_topology
 from polarq.topology.models import RESERVED_QUEUES
+from polarq_worker import panel as _panel  # noqa: F401 - its commands are registered by being defined
 from polarq_worker.node import NodeService
 from polarq_worker.pool import EnginePool
 
@@ -71,7 +72,9 @@ class NodeStep(bootsteps.StartStopStep):
             pool.wake_with(lambda: worker.hub.call_soon(lambda: None))
         worker.app.rollout_runner = service.run_job
         worker.app.task_finisher = service.finish_task
+        worker.app.look_again = service.look_again
         pool.on_give_back = service.leaving
+        pool.on_freed = service.freed
 
     def stop(self, worker: Any) -> None:
         """Warm stop: drains. A second signal gives everything back at once."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from polarq.contracts.rollout import Boundary, Outcome, RolloutResult, RolloutState, RolloutSummary
-from polarq.ledger import Claim, Committed, Refused
+from polarq.ledger import Claim, Refused
 from polarq.ledger.calls import Call
-from polarq.store.payloads import encode_result, put_payload
+from polarq.ledger.control import early_stop_of
+from polarq_worker.commit import Finished, commit
+from polarq_worker.early_stop import stopped_early, was_told_to_stop
+from polarq_worker.lease import Lease, steady_s
 from polarq_worker.services import Services
 from polarq_worker.walk import LeaseLost, Walk
 
@@ -37,8 +40,9 @@ class Stop(StrEnum):
 class Held:
     """A rollout this worker has claimed, and its walk."""
 
-    def __init__(self, claim: Claim, walk: Walk) -> None:
+    def __init__(self, claim: Claim, lease: Lease, walk: Walk) -> None:
         self.claim = claim
+        self.lease = lease
         self.stopped: Stop | None = None
         self._walk = walk
         self.task = asyncio.create_task(walk.run(), name=f"rollout {claim.rollout_id}")
@@ -84,19 +88,23 @@ class Engine:
         return [(held.claim.rollout_id, held.claim.token) for held in self.held.values()]
 
     async def run(self, rollout_id: str, job_id: str) -> Ended | None:
-        """Runs one doorbell to its end. None: there was nothing to do, or the rollout is no longer ours.
+        """Runs what one doorbell is for to its end: the rollout that stands first in line here, which need not be the
+        one it names. None: there was nothing to do, or the rollout is no longer ours.
 
         Cancelling this cancels the rollout (or gives it back, when the worker is stopping).
         """
         services = self.services
         calls = services.ledger.calls
         lease_s = services.topology.gateway.lease_s
-        call = calls.claim(rollout_id, services.node.id, lease_s, job_id)
+        call = calls.claim(rollout_id, services.node.id, lease_s, job_id, services.place)
+        # The first of what may be several tries: the one whose answer was lost may be the one that was granted.
+        lease = Lease(lease_s, steady_s())
         claim, unwanted = await to_its_end(self.insist(call))
         if isinstance(claim, Refused):
             log.info("rollout %s: nothing to do (%s %s)", rollout_id, claim.reason, claim.detail)
             return None
-        held = Held(claim, Walk(claim, services))
+        rollout_id = claim.rollout_id
+        held = Held(claim, lease, Walk(claim, services, lease))
         self.held[rollout_id] = held
         self.idle.clear()
         if unwanted:
@@ -143,26 +151,27 @@ class Engine:
         await self.services.ring(claim.task, claim.rollout_id)
 
     async def _commit(self, claim: Claim, result: RolloutResult) -> Ended | None:
-        """Payload first, then the compare-and-set; each until the ledger answers."""
-        ledger = self.services.ledger
-        keys = ledger.calls.keys
-        data, raw = await asyncio.to_thread(encode_result, result)
-        # Twice the retention: the task's own clock starts only when its last rollout ends.
-        keep_s = 2 * ledger.calls.keep_s
-        ref, writes = put_payload(
-            keys, claim.rollout_id, claim.attempt, claim.token, data, raw_bytes=raw, keep_s=keep_s
-        )
-        for write in writes:
-            await self.insist(write)
-        summary = summary_of(result).model_copy(update={"payload": ref})
-        done: Committed = await self.insist(ledger.calls.commit(claim.rollout_id, claim.token, summary))
+        """Kept on this disk until the ledger has answered, so that a worker that dies here has still finished."""
+        services = self.services
+        stop = None
+        if was_told_to_stop(result):
+            stop = await self.insist(early_stop_of(services.ledger.calls.keys, claim.rollout_id))
+        if stop is not None:
+            result = stopped_early(result, stop)
+        finished = await asyncio.to_thread(Finished.encode, claim, result)
+        if stop is not None:
+            finished = replace(finished, summary=finished.summary.model_copy(update={"early_stop": stop}))
+        kept = await asyncio.to_thread(services.spool.keep, finished)
+        done = await commit(finished, services.ledger, services.patience)
+        if kept is not None:
+            await asyncio.to_thread(services.spool.drop, kept)
         if not done.won:
-            log.warning("rollout %s: a late commit was refused (%s)", claim.rollout_id, done.detail)
-            await self.insist(_drop(keys.payload(claim.rollout_id, claim.attempt, claim.token), ref.chunks))
             return None
-        log.info("rollout %s: %s", claim.rollout_id, _line(summary))
+        if done.stopping:
+            services.tell(done.stopping)
+        log.info("rollout %s: %s", claim.rollout_id, _line(finished.summary))
         return Ended(
-            result=summary,
+            result=finished.summary,
             rollout_id=claim.rollout_id,
             task_id=claim.task.task_id,
             finished=done.finished,
@@ -170,7 +179,7 @@ class Engine:
 
     async def insist(self, call: Call[T]) -> T:
         """Carries out a call, again and again while the ledger does not answer."""
-        return await self.services.patience.until_answered(lambda: self.services.ledger.do(call))
+        return await self.services.patience.insist(self.services.ledger, call)
 
     def stop_all(self, why: Stop) -> None:
         for held in list(self.held.values()):
@@ -190,24 +199,6 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
             cancelled = True
 
 
-def summary_of(result: RolloutResult) -> RolloutSummary:
-    """What the ledger itself keeps of a result."""
-    trajectory = result.trajectory
-    fidelity = trajectory.fidelity if trajectory is not None else None
-    versions = fidelity.versions if fidelity is not None else []
-    return RolloutSummary(
-        outcome=result.outcome,
-        reward=result.reward.outcome if result.reward is not None else None,
-        calls=fidelity.calls if fidelity else 0,
-        traces=fidelity.traces if fidelity else 0,
-        sampled_tokens=fidelity.sampled_tokens if fidelity else 0,
-        trainable_tokens=fidelity.trainable_tokens if fidelity else 0,
-        oldest_version=versions[0] if versions else None,
-        newest_version=versions[-1] if versions else None,
-        timing=result.timing,
-    )
-
-
 def _never_began(claim: Claim) -> RolloutResult:
     return RolloutResult(
         rollout_id=claim.rollout_id,
@@ -223,10 +214,6 @@ def _never_began(claim: Claim) -> RolloutResult:
         ),
         metadata=claim.task.metadata,
     )
-
-
-def _drop(stem: str, chunks: int) -> Call[None]:
-    return Call(lambda _: None, commands=(("DEL", *(f"{stem}:{n}" for n in range(chunks))),))
 
 
 def _line(summary: RolloutSummary) -> str:
@@ -246,4 +233,4 @@ def as_job_result(ended: Ended) -> dict[str, Any]:
     }
 
 
-__all__ = ["Ended", "Engine", "Held", "Stop", "as_job_result", "summary_of"]
+__all__ = ["Ended", "Engine", "Held", "Stop", "as_job_result"]

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,25 @@ from polarq.contracts.node import NodeHealth, NodeRecord
 from polarq.contracts.task import Task
 from polarq.errors import LedgerUnavailable, PolarqError
 from polarq.ledger import AsyncLedger, calls_for, without_password
+from polarq.ledger.reaping import left_to_tell
+from polarq.ledger.records import ActiveRollout
 from polarq.ledger.server import server_facts
+from polarq.registry import names
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, redis_url
 from polarq_worker.engine import Engine, Stop, as_job_result
+from polarq_worker.flags import Flags
+from polarq_worker.lease_watch import LoopWatch
+from polarq_worker.leftovers import OneWorker, clear_sandboxes
 from polarq_worker.patience import Patience
 from polarq_worker.proxy_process import ProxyProcess
+from polarq_worker.reaper import Reaper
+from polarq_worker.renewal import Renewal
 from polarq_worker.services import Services
 from polarq_worker.slots import Slots
+from polarq_worker.spool import Spool, commit_leftovers
+from polarq_worker.upkeep import Upkeep
+from polarq_worker.work import WorkSeeker, place_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -40,6 +52,9 @@ _ALIVE_FACTOR = 2.5
 """A node counts as gone after this many missed heartbeats."""
 
 _HEALTH_TIMEOUT_S = 5.0
+
+_SHORTEST_LOOK_S = 0.05
+"""Between two looks at flags or work, however often there is reason to."""
 
 _LAST_WORDS_S = 20.0
 """How long a leaving worker tries to tell the ledger what it gives back."""
@@ -56,12 +71,18 @@ class NodeService:
         self.settings = settings
         self.state_dir = settings.state_dir / node.id
         self.health = NodeHealth()
-        self.flags: dict[str, str] = {}
+        self._look_soon = asyncio.Event()
+        self._freed = asyncio.Event()
+        self.flags = Flags()
         self.proxy: ProxyProcess | None = None
         self._started_at = datetime.now(UTC)
         self._loops: list[asyncio.Task[None]] = []
         self.patience = Patience()
         self._callbacks: set[asyncio.Task[None]] = set()
+        self._notes: set[asyncio.Task[None]] = set()
+        self._one_worker = OneWorker(self.state_dir)
+        self.spool = Spool(self.state_dir / "spool", topology.retention.result_s)
+        self.watch = LoopWatch(topology.gateway.lease_s / 4, self._on_loop_return)
 
     # --- life
 
@@ -72,7 +93,9 @@ class NodeService:
         await self._check_redis()
         self.client = Client(self.topology, self.settings, self.app)
         if self.node.proxy.mode == "embedded":
-            self.proxy = ProxyProcess(self.node.id, self.settings.topology_path, self.state_dir)
+            self.proxy = ProxyProcess(
+                self.node.id, self.settings.topology_path, self.state_dir, self.settings.proxy_redis_url
+            )
             await self.proxy.start()
         node = self.node
         slots = Slots(
@@ -81,27 +104,60 @@ class NodeService:
             run=node.max_run_workers,
             post=node.max_postrun_workers,
         )
+        place = place_of(node, self.topology)
         self.engine = Engine(
             Services(
                 topology=self.topology,
                 node=node,
+                place=place,
                 ledger=self.ledger,
                 slots=slots,
                 patience=self.patience,
+                spool=self.spool,
                 state_dir=self.state_dir,
                 proxy_url=lambda: self.node.proxy_url,
                 ring=self._ring,
+                tell=self._tell,
             )
         )
+        self.work = WorkSeeker(self.ledger, self.client, self.topology, self.settings, place, lambda: self.free)
+        self._renewal = Renewal(self.engine, self.topology.gateway.lease_s)
+        await self._clear_leftovers()
         await self._look_at_proxy()
         await self._announce()
         await self._note("node.joined")
+        self.watch.start()
         gateway = self.topology.gateway
+        self.reaper = Reaper(self.ledger, self.client, self.topology, self.settings, node.id)
         self._loops = [
-            asyncio.create_task(self._every(gateway.lease_s / 4, self._renew), name="leases"),
+            asyncio.create_task(self._every(self._renewal.period_s, self._renewal.renew), name="leases"),
             asyncio.create_task(self._every(gateway.heartbeat_interval_seconds, self._beat), name="heartbeat"),
+            asyncio.create_task(self._every(_SHORTEST_LOOK_S, self._look_when_told), name="looks"),
+            asyncio.create_task(self._every(_SHORTEST_LOOK_S, self._seek_when_freed), name="work"),
+            asyncio.create_task(self._every(gateway.reap_interval_s, self.reaper.step), name="reaper"),
+            *self._upkeep_loops(),
         ]
         log.info("node %s is up: proxy %s, capacity %d", node.id, node.proxy_url, node.capacity)
+
+    def _upkeep_loops(self) -> list[asyncio.Task[None]]:
+        upkeep = Upkeep(self.ledger, self.topology)
+        period_s = self.topology.gateway.heartbeat_interval_seconds
+        loops = [asyncio.create_task(self._every(period_s, upkeep.memory_step), name="memory")]
+        if upkeep.archives:
+            loops.append(asyncio.create_task(self._every(period_s, upkeep.archive_step), name="archive"))
+        return loops
+
+    async def _clear_leftovers(self) -> None:
+        """What a killed worker of this node left: results it had finished are committed, sandboxes removed."""
+        if not self._one_worker.take():
+            log.warning("another worker of this node lives in %s; what lies there is left to it", self.state_dir)
+            return
+        services = self.engine.services
+        cleared = await asyncio.to_thread(clear_sandboxes, services.rollouts_dir, services.logs_dir)
+        if cleared:
+            log.warning("cleared the sandboxes of a worker that was killed: %s", ", ".join(cleared))
+        for task_id in await commit_leftovers(self.spool, self.ledger, self.topology.gateway.lease_s):
+            await asyncio.to_thread(self.finish_task, task_id)
 
     async def _check_redis(self) -> None:
         """Refuses a Redis that would lose rollouts, and says what is risky about it otherwise."""
@@ -129,6 +185,7 @@ class NodeService:
     async def drain(self, grace_s: float) -> None:
         """Takes nothing new; lets what runs end within the grace, then gives it back to the queue."""
         self.leaving()
+        await self._say_so()
         await self._note("node.draining")
         if self.engine.held:
             log.info("stopping: %d rollouts in flight get up to %g s", len(self.engine.held), grace_s)
@@ -137,6 +194,14 @@ class NodeService:
                 await self.engine.idle.wait()
         except TimeoutError:
             await self.release_all()
+
+    async def _say_so(self) -> None:
+        """Announces the node as it is now and not at the next heartbeat."""
+        try:
+            async with asyncio.timeout(5):
+                await self._announce()
+        except (LedgerUnavailable, TimeoutError) as exc:
+            log.warning("the ledger could not be told that the node is stopping: %s", exc)
 
     async def release_all(self) -> None:
         """Gives everything in flight back to the queue now. While the ledger is away this is tried for a while only."""
@@ -153,8 +218,9 @@ class NodeService:
 
     async def stop(self) -> None:
         """After the drain: leaves the ledger and stops the proxy."""
-        for loop in [*self._loops, *self._callbacks]:
+        for loop in [*self._loops, *self._callbacks, *self._notes]:
             loop.cancel()
+        self.watch.stop()
         if self.proxy is not None:
             await self.proxy.stop()
         try:
@@ -162,9 +228,29 @@ class NodeService:
                 await self.ledger.do(self.ledger.calls.depart(self.node.id))
         except (LedgerUnavailable, TimeoutError) as exc:
             log.warning("could not say goodbye to the ledger (%s); the node's record expires by itself", exc)
+        await self.reaper.aclose()
         await self._note("node.left")
+        await self.work.aclose()
         await self.ledger.aclose()
+        await self._renewal.aclose()
+        self._one_worker.release()
         self.client.close()
+
+    def _tell(self, stopping: Sequence[ActiveRollout]) -> None:
+        for rollout in stopping:
+            if (held := self.engine.held.get(rollout.rollout_id)) is not None:
+                held.stop(Stop.CANCEL)
+        elsewhere = [r.job_id for r in stopping if r.rollout_id not in self.engine.held and r.job_id]
+        if elsewhere:
+            telling = asyncio.create_task(asyncio.to_thread(self._revoke, elsewhere), name="tell of an early stop")
+            self._notes.add(telling)
+            telling.add_done_callback(self._notes.discard)
+
+    def _revoke(self, job_ids: Sequence[str]) -> None:
+        try:
+            self.app.control.revoke(job_ids, terminate=True)
+        except Exception as exc:
+            log.warning("rollouts that have to stop could not be told at once: %s", exc)
 
     async def _ring(self, task: Task, rollout_id: str) -> None:
         index = int(rollout_id.rpartition(".")[2])
@@ -173,11 +259,11 @@ class NodeService:
         except Exception as exc:
             log.warning("rollout %s: its doorbell could not be rung (%s); it waits in the ledger", rollout_id, exc)
 
-    async def _note(self, kind: str) -> None:
+    async def _note(self, kind: str, **data: Any) -> None:
         """Writes an event about this node; a ledger that is away costs the event only."""
         try:
             async with asyncio.timeout(5):
-                await self.ledger.do(self.ledger.calls.note(kind, {"node_id": self.node.id}))
+                await self.ledger.do(self.ledger.calls.note(kind, {"node_id": self.node.id, **data}))
         except (LedgerUnavailable, TimeoutError) as exc:
             log.warning("event %s not written: %s", kind, exc)
 
@@ -185,10 +271,22 @@ class NodeService:
 
     @property
     def capacity(self) -> int:
-        """Rollouts that may be in flight now. 0 while draining, paused, stopping, or without an inference server."""
-        if self.engine.stopping or self.flags.get("draining") == "1" or self.flags.get("paused") == "1":
+        """Rollouts that may be in flight now. 0 while draining, paused, stopping, blocked, or without inference."""
+        if self.engine.stopping or self.watch.blocked:
             return 0
-        return 0 if self.health.inference is False else self.node.capacity
+        if self.flags.holds_back:
+            return 0
+        return 0 if self.health.inference is False else self.places
+
+    @property
+    def free(self) -> int:
+        """Rollouts it would take now beside those in flight."""
+        return self.capacity - self.pool.in_flight
+
+    @property
+    def places(self) -> int:
+        """Rollouts it may hold at once."""
+        return self.flags.resized(self.node).capacity
 
     def run_job(self, rollout_id: str, job_id: str) -> dict[str, Any] | None:
         """Runs one doorbell in the calling thread; see `polarq.tasks.RolloutRunner`."""
@@ -205,22 +303,26 @@ class NodeService:
 
     def finish_task(self, task_id: str) -> None:
         """Celery's result and the callback follow the ledger; that they fail costs nobody a rollout."""
+        published = False
         try:
             publish_state(self.app, self.client, task_id)
+            published = True
         except Exception:
             log.exception("task %s: its Celery result could not be written; the ledger has it", task_id)
         # Does nothing unless the task has ended, has an address, and nobody else delivers.
-        self.pool.loop.call_soon_threadsafe(self._start_callback, task_id)
+        self.pool.loop.call_soon_threadsafe(self._start_callback, task_id, published)
 
-    def _start_callback(self, task_id: str) -> None:
-        delivery = asyncio.create_task(self._call_back(task_id), name=f"callback {task_id}")
+    def _start_callback(self, task_id: str, published: bool) -> None:
+        delivery = asyncio.create_task(self._call_back(task_id, published), name=f"callback {task_id}")
         self._callbacks.add(delivery)
         delivery.add_done_callback(self._callbacks.discard)
 
-    async def _call_back(self, task_id: str) -> None:
+    async def _call_back(self, task_id: str, published: bool) -> None:
         """Runs beside everything else: the task's own end does not wait for the trainer's server."""
         try:
             await deliver_task_callback(self.ledger, self.topology, task_id, secret=self.settings.callback_secret)
+            if published:
+                await self.ledger.do(left_to_tell(self.ledger.calls, task_id, told=True))
         except PolarqError as exc:
             log.error("task %s: its callback was not delivered: %s", task_id, exc)
 
@@ -239,42 +341,74 @@ class NodeService:
             except Exception:
                 log.exception("node %s: %s failed", self.node.id, step.__name__)
 
-    async def _renew(self) -> None:
-        held = self.engine.leases
-        if not held:
-            return
-        answers = await self.ledger.do(self.ledger.calls.renew(held, self.topology.gateway.lease_s))
-        for (rollout_id, _), answer in zip(held, answers, strict=True):
-            rollout = self.engine.held.get(rollout_id)
-            if rollout is not None and answer != "ok":
-                rollout.stop(Stop.CANCEL if answer == "cancel" else Stop.LOST)
+    def _on_loop_return(self, stood_s: float, whole_process: bool) -> None:
+        noting = asyncio.create_task(
+            self._note("node.blocked", blocked_s=round(stood_s, 3), whole_process=whole_process), name="note"
+        )
+        self._notes.add(noting)
+        noting.add_done_callback(self._notes.discard)
+
+    def look_again(self) -> None:
+        """Reads the flags before the next heartbeat is due. Safe from any thread."""
+        self.pool.loop.call_soon_threadsafe(self._look_soon.set)
+
+    def freed(self) -> None:
+        """A job has ended: what waits for other nodes may be for its place. Safe from any thread."""
+        if not self.pool.loop.is_closed():
+            self.pool.loop.call_soon_threadsafe(self._freed.set)
+
+    async def _seek_when_freed(self) -> None:
+        await self._freed.wait()
+        self._freed.clear()
+        await self.work.seek()
+
+    async def _look_when_told(self) -> None:
+        await self._look_soon.wait()
+        self._look_soon.clear()
+        await self._announce()
+        self.pool.wake()
+        await self.work.seek()
 
     async def _beat(self) -> None:
         await self._look_at_proxy()
         await self._announce()
         self.pool.wake()
+        await self.work.seek()
 
     async def _announce(self) -> None:
         alive_s = self.topology.gateway.heartbeat_interval_seconds * _ALIVE_FACTOR
-        before, self.flags = self.flags, await self.ledger.do(self.ledger.calls.announce(self.record(), alive_s))
-        if before != self.flags:
-            held = any(self.flags.get(flag) == "1" for flag in ("draining", "paused"))
-            await self._note("node.paused" if held else "node.resumed")
+        before = self.flags
+        said = await self.ledger.do(self.ledger.calls.announce(self.record(), alive_s))
+        self.flags = Flags.read(said)
+        if before.holds_back != self.flags.holds_back:
+            await self._note("node.paused" if self.flags.holds_back else "node.resumed")
+        if before.run_workers != self.flags.run_workers:
+            now = self.flags.resized(self.node)
+            self.engine.services.slots.resize(run=now.max_run_workers, ready=now.ready_places)
+            await self._note("node.resized", run_workers=now.max_run_workers)
+        if self.flags.drain_over and self.engine.held:
+            log.info("the drain's deadline has passed: %d rollouts are given back", len(self.engine.held))
+            self.engine.stop_all(Stop.RELEASE)
 
     def record(self) -> NodeRecord:
         """What this node says of itself."""
         node, endpoint = self.node, self.node.endpoints[0]
         return NodeRecord(
             node_id=node.id,
+            stopping=self.engine.stopping,
             max_init_workers=node.max_init_workers,
-            max_run_workers=node.max_run_workers,
+            max_run_workers=self.flags.resized(node).max_run_workers,
             max_postrun_workers=node.max_postrun_workers,
             metrics=self.engine.services.slots.metrics(),
+            loop_lag_s=round(self.watch.lag_s, 4),
             proxy_url=node.proxy_url,
             inference_url=endpoint.base_url,
             engine=endpoint.engine,
             model=node.model_served or endpoint.model,
+            places=self.places,
             labels=node.labels,
+            runtimes=names("runtimes"),
+            default_runtime=node.default_runtime is not None,
             health=self.health,
             version=polarq.__version__,
             hostname=socket.gethostname(),

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from polarq.errors import LedgerUnavailable
+from polarq.ledger import AsyncLedger, Call
 
 log = logging.getLogger("polarq.worker.ledger")
 
@@ -36,3 +37,7 @@ class Patience:
                 log.warning("waiting for the ledger: %s", exc)
                 await asyncio.sleep(pause)
                 pause = min(_LONGEST_PAUSE_S, pause * 2)
+
+    async def insist(self, ledger: AsyncLedger, call: Call[T]) -> T:
+        """The ledger's answer to a call, which is sent again and again while the ledger does not answer."""
+        return await self.until_answered(lambda: ledger.do(call))

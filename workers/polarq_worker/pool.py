@@ -66,12 +66,19 @@ class EnginePool(BasePool):
         self._wake_hub: Callable[[], None] = lambda: None
         self.capacity: Callable[[], int] | None = None
         """Set by the node: how many rollouts may be in flight now. Without it, Celery's own number holds."""
+        self.on_freed: Callable[[], None] = lambda: None
+        """Set by the node: called when a job has ended, in its thread."""
         self.on_give_back: Callable[[], None] = lambda: None
         """Set by the node: called before jobs are cancelled because the worker leaves."""
 
     @property
     def num_processes(self) -> int:
         return self.limit if self.capacity is None else self.capacity()
+
+    @property
+    def in_flight(self) -> int:
+        """Jobs it has and has not ended."""
+        return len(self._live)
 
     def grow(self, n: int = 1) -> None:
         self.limit += n
@@ -110,6 +117,7 @@ class EnginePool(BasePool):
                 self._tasks.pop(slot, None)
                 self._cancelled.discard(slot)
                 self._wake_hub()
+                self.on_freed()
 
         return ApplyResult(self._executor.submit(job))
 

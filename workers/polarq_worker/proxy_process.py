@@ -25,8 +25,10 @@ class ProxyDidNotStart(PolarqError):
 class ProxyProcess:
     """`python -m polarq_proxy` for one node."""
 
-    def __init__(self, node_id: str, topology_path: Path | None, state_dir: Path) -> None:
+    def __init__(self, node_id: str, topology_path: Path | None, state_dir: Path, redis_url: str | None = None) -> None:
+        """`redis_url`: how the proxy reaches Redis, where that is not as the worker does."""
         self._node_id = node_id
+        self._redis_url = redis_url
         self._topology_path = topology_path
         self.log_path = state_dir / "logs" / "proxy.log"
         self._process: asyncio.subprocess.Process | None = None
@@ -57,6 +59,7 @@ class ProxyProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=sink,
                 start_new_session=True,
+                env=self._env(),
             )
         assert self._process.stdout is not None
         try:
@@ -70,6 +73,14 @@ class ProxyProcess:
             await self._process.wait()
             raise ProxyDidNotStart(f"the proxy did not start: {self._last_line(before)}")
         self._drain = asyncio.create_task(self._to_log(self._process.stdout), name="proxy output")
+
+    def _env(self) -> dict[str, str]:
+        """The worker's, but for the address of Redis: a proxy with rights of its own is not told the worker's."""
+        env = dict(os.environ)
+        if self._redis_url is not None:
+            env["POLARQ_REDIS_URL"] = self._redis_url
+            env.pop("POLARQ_PROXY_REDIS_URL", None)
+        return env
 
     async def _to_log(self, stdout: asyncio.StreamReader) -> None:
         with self.log_path.open("ab") as sink:

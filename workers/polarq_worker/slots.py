@@ -34,6 +34,11 @@ class Slots:
             "prepare": deque(),
         }
 
+    def resize(self, *, run: int, ready: int) -> None:
+        """Changes how many run at once. What runs beyond a smaller number goes on to its end."""
+        self.limits["run"], self.ready_limit = run, ready
+        self.pump()
+
     def seat(self) -> Seat:
         return Seat(self)
 

@@ -38,6 +38,7 @@ from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut,
 from polarq_worker.evaluators.create import create_evaluator
 from polarq_worker.harnesses.base import Harness, HarnessContext, harness_env, run_harness, sandbox_env
 from polarq_worker.harnesses.create import create_harness
+from polarq_worker.lease import Lease
 from polarq_worker.outcomes import (
     StageFailed,
     failed,
@@ -78,8 +79,9 @@ class CancelRequested(Exception):
 class Walk:
     """See the module. `run` is called once; cancelling it stops the rollout wherever it is, with a clean teardown."""
 
-    def __init__(self, claim: Claim, services: Services) -> None:
+    def __init__(self, claim: Claim, services: Services, lease: Lease) -> None:
         self.claim = claim
+        self.lease = lease
         self.services = services
         self.task = claim.task
         self.budgets: StageBudgets = claim.task.budgets()
@@ -162,6 +164,7 @@ class Walk:
 
     async def _prepare(self, evaluator: Evaluator | None) -> tuple[Runtime, dict[str, Any]]:
         budget = self.budgets.prepare_s
+        await self.lease.certainty()
         with self._timed("prepare_s"):
             try:
                 async with asyncio.timeout(budget):
@@ -185,22 +188,8 @@ class Walk:
 
     async def _run(self, harness: Harness, runtime: Runtime) -> HarnessReport:
         budget = self.budgets.agent_s
-        grant = GrantSpec(
-            rollout_id=self.rollout_id,
-            task_id=self.task.task_id,
-            attempt=self.claim.attempt,
-            token=self.claim.token,
-            node_id=self.services.node.id,
-            model=self.services.node.model_served,
-            rules=SessionRules(
-                **self.task.model.model_dump(),
-                deadline=datetime.now(UTC) + timedelta(seconds=budget),
-                harness=self.task.agent.harness or "",
-            ),
-        )
-        redis, keys = self.services.ledger.redis, self.services.ledger.calls.keys
-        patience = self.services.patience
-        self.secret = await patience.until_answered(lambda: open_grant(redis, keys, grant, budget + _GRANT_MARGIN_S))
+        await self._open_grant(budget)
+        assert self.secret is not None
         base_url = f"{self.services.proxy_url()}/s/{self.secret}"
         context = HarnessContext(
             task=self.task,
@@ -220,6 +209,37 @@ class Walk:
                 raise failed(Boundary.HARNESS, "harness_could_not_start", str(exc)) from exc
             except RuntimeFault as exc:
                 raise failed(Boundary.RUNTIME, "runtime_failed", str(exc)) from exc
+
+    async def _open_grant(self, budget_s: float) -> None:
+        """Opens the model to the harness about to start, while nobody else can start one: see `polarq_worker.lease`."""
+        redis, keys = self.services.ledger.redis, self.services.ledger.calls.keys
+        patience = self.services.patience
+        while True:
+            await self.lease.certainty()
+            self.secret = await patience.until_answered(
+                lambda: open_grant(redis, keys, self._grant(budget_s), budget_s + _GRANT_MARGIN_S)
+            )
+            if self.lease.certain:
+                return
+            # The ledger was away meanwhile: its deadline began too early, and the rollout may be somebody else's.
+            await patience.until_answered(self._close_grant)
+            self.secret = None
+
+    def _grant(self, budget_s: float) -> GrantSpec:
+        return GrantSpec(
+            rollout_id=self.rollout_id,
+            task_id=self.task.task_id,
+            attempt=self.claim.attempt,
+            token=self.claim.token,
+            node_id=self.services.node.id,
+            model=self.services.node.model_served,
+            run_id=self.task.run_id,
+            rules=SessionRules(
+                **self.task.model.model_dump(),
+                deadline=datetime.now(UTC) + timedelta(seconds=budget_s),
+                harness=self.task.agent.harness or "",
+            ),
+        )
 
     async def _build(self) -> Trajectory:
         budget = self.budgets.build_s

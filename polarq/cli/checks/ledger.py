@@ -11,6 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 from polarq.cli.checks.base import Deployment, Finding, fail, ok, warn
 from polarq.errors import LedgerUnavailable
 from polarq.ledger import Call, Ledger, calls_for, without_password
+from polarq.ledger.admission import FULL_SHARE
+from polarq.ledger.memory import MEMORY_ADVICE, MemoryLevel, MemoryUse, memory_use
 from polarq.ledger.server import ServerFacts, server_facts
 from polarq.topology import broker_url, redis_url
 
@@ -46,6 +48,7 @@ def _server(part: str, url: str, ledger: Ledger) -> Iterator[Finding]:
     yield _eviction(part, facts)
     yield _password(part, url)
     if part == "redis":
+        yield _memory(part, ledger.do(memory_use(ledger.calls)))
         yield _clock(ledger)
 
 
@@ -64,11 +67,15 @@ def _eviction(part: str, facts: ServerFacts) -> Finding:
         return warn(part, "does not say what it does when it is full", "see that its eviction policy is noeviction")
     if facts.policy != "noeviction":
         return warn(part, f"would evict keys if it had a maxmemory ({facts.policy})", EVICTION)
-    if facts.max_bytes and facts.used_bytes > 0.9 * facts.max_bytes:
-        share = facts.used_bytes / facts.max_bytes
-        advice = "raise maxmemory, or lower retention.result_s in the topology"
-        return warn(part, f"{share:.0%} of maxmemory is used; a full Redis refuses new results", advice)
     return ok(part, "evicts nothing (noeviction)")
+
+
+def _memory(part: str, memory: MemoryUse) -> Finding:
+    if memory.level is MemoryLevel.FULL:
+        return fail(part, f"{memory.line}: new tasks are refused", MEMORY_ADVICE)
+    if memory.level is MemoryLevel.HIGH:
+        return warn(part, f"{memory.line}; at {FULL_SHARE:.0%} new tasks are refused", MEMORY_ADVICE)
+    return ok(part, memory.line)
 
 
 def _password(part: str, url: str) -> Finding:

@@ -25,21 +25,7 @@ local now = now_ms()
 local running = {'cancelling'}
 local touched = 0
 for i = first, last do
-  local key, id = stem .. i, task_id .. '.' .. i
-  local r = redis.call('HMGET', key, 'state', 'owner', 'job_id')
-  if r[1] == 'queued' then
-    redis.call('HSET', key, 'state', 'cancelled', 'summary', ARGV[7], 'ended_ms', now)
-    redis.call('ZREM', waiting, id)
-    redis.call('HINCRBY', task, 'cancelled', 1)
-    redis.call('HINCRBY', task, 'queued', -1)
-    emit(events, max, 'session.state_changed', {task_id = task_id, session_id = id, status = 'cancelled'})
-    touched = touched + 1
-  elseif r[1] and not ENDS[r[1]] then
-    redis.call('HSET', key, 'cancel', '1')
-    running[#running + 1] = id
-    running[#running + 1] = r[2] or ''
-    running[#running + 1] = r[3] or ''
-  end
+  if stop(events, max, task, task_id, stem, i, ARGV[7], 'cancelled', now, running) then touched = touched + 1 end
 end
 touch(task, tasks, task_id, now)
 if touched > 0 then finish(task, events, max, stem, task_id, ARGV[6], now) end

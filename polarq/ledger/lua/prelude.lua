@@ -8,6 +8,67 @@ local function emit(stream, max, kind, data)
   redis.call('XADD', stream, 'MAXLEN', '~', max, '*', 'type', kind, 'data', cjson.encode(data))
 end
 
+-- Bytes that Redis uses, and how many it may: `budget` is bytes, up to 1 a share of maxmemory, and '' all of maxmemory.
+-- 0: no limit, or a server that does not say.
+local function memory_use(budget)
+  local info = redis.pcall('INFO', 'memory')
+  if type(info) ~= 'string' then return 0, 0 end
+  local used = tonumber(string.match(info, 'used_memory:(%d+)') or 0)
+  local most = tonumber(string.match(info, 'maxmemory:(%d+)') or 0)
+  local wanted = tonumber(budget) or 1
+  if wanted <= 1 then return used, math.floor(most * wanted) end
+  if most > 0 then wanted = math.min(wanted, most) end
+  return used, math.floor(wanted)
+end
+
+-- The indexes of what waits and what is held, of all and of each run, change together and only here. `index` is the
+-- name of any shared key: the others lie beside it.
+local function beside(index, name)
+  return string.match(index, '^(.*:)[^:]*$') .. name
+end
+
+local function leave(index, run, id)
+  local own = beside(index, 'run-waiting:' .. run)
+  redis.call('ZREM', beside(index, 'waiting'), id)
+  redis.call('ZREM', own, id)
+  if redis.call('EXISTS', own) == 0 then redis.call('SREM', beside(index, 'runs-waiting'), run) end
+  redis.call('ZREM', beside(index, 'leases'), id)
+  own = beside(index, 'run-held:' .. run)
+  redis.call('SREM', own, id)
+  if redis.call('EXISTS', own) == 0 then redis.call('SREM', beside(index, 'runs-held'), run) end
+end
+
+-- What waits longer goes first; its task's priority is worth so many milliseconds of waiting. What was begun and given
+-- back or lost stands where it stood: its time in line counts from its task's beginning.
+local function wait_in_line(index, task, id, now)
+  local t = redis.call('HMGET', task, 'run_id', 'head_ms', 'created_ms')
+  leave(index, t[1], id)
+  redis.call('ZADD', beside(index, 'waiting'), now, id)
+  redis.call('ZADD', beside(index, 'run-waiting:' .. t[1]), tonumber(t[3] or now) - tonumber(t[2] or 0), id)
+  redis.call('SADD', beside(index, 'runs-waiting'), t[1])
+end
+
+local function be_held(index, task, id, until_ms)
+  local run = redis.call('HGET', task, 'run_id')
+  leave(index, run, id)
+  redis.call('ZADD', beside(index, 'leases'), until_ms, id)
+  redis.call('SADD', beside(index, 'run-held:' .. run), id)
+  redis.call('SADD', beside(index, 'runs-held'), run)
+end
+
+local function be_over(index, task, id)
+  leave(index, redis.call('HGET', task, 'run_id'), id)
+end
+
+-- A rollout of which no record is left, so that its run is not known: out of the indexes of every run that is in one.
+local function forget(index, id)
+  redis.call('ZREM', beside(index, 'waiting'), id)
+  redis.call('ZREM', beside(index, 'leases'), id)
+  for _, run in ipairs(redis.call('SUNION', beside(index, 'runs-waiting'), beside(index, 'runs-held'))) do
+    leave(index, run, id)
+  end
+end
+
 local function may(before, after)
   return MAY[before] ~= nil and MAY[before][after] == true
 end
@@ -22,6 +83,39 @@ local function touch(task, tasks, task_id, now)
   redis.call('ZADD', tasks, now, task_id)
 end
 
+-- How a rollout's attempts lost their nodes is kept with it, the newest ones. Returns how many there were.
+local function note_loss(rollout, node, stage, attempt, cause, now)
+  local kept = cjson.decode(redis.call('HGET', rollout, 'losses') or '[]')
+  if #kept == 10 then table.remove(kept, 1) end
+  kept[#kept + 1] = {node = node or '', stage = stage, attempt = tonumber(attempt), cause = cause, at_ms = now}
+  redis.call('HSET', rollout, 'losses', cjson.encode(kept))
+  return redis.call('HINCRBY', rollout, 'lost', 1), kept
+end
+
+-- Stops rollout `i` of a task: what waits ends at once with `summary`, what runs is flagged, and who runs it is added to
+-- `running`. Returns whether it ended.
+local function stop(events, max, task, task_id, stem, i, summary, why, now, running)
+  local key, id = stem .. i, task_id .. '.' .. i
+  local r = redis.call('HMGET', key, 'state', 'owner', 'job_id')
+  if r[1] == 'queued' then
+    redis.call('HSET', key, 'state', 'cancelled', 'summary', summary, 'ended_ms', now)
+    be_over(events, task, id)
+    redis.call('HINCRBY', task, 'cancelled', 1)
+    redis.call('HINCRBY', task, 'queued', -1)
+    emit(events, max, 'session.state_changed', {task_id = task_id, session_id = id, status = 'cancelled', reason = why})
+    return true
+  end
+  if r[1] and not ENDS[r[1]] then
+    redis.call('HSET', key, 'cancel', '1')
+    -- A cancel that somebody asked for stays one.
+    redis.call('HSETNX', key, 'why', why)
+    running[#running + 1] = id
+    running[#running + 1] = r[2] or ''
+    running[#running + 1] = r[3] or ''
+  end
+  return false
+end
+
 -- The last end of a rollout ends its task. Returns 1 when this call did it.
 local function finish(task, events, max, stem, task_id, keep_s, now)
   local num = tonumber(redis.call('HGET', task, 'num'))
@@ -34,6 +128,8 @@ local function finish(task, events, max, stem, task_id, keep_s, now)
   if redis.call('HGET', task, 'cancel') == '1' then state = 'cancelled' end
   redis.call('HSET', task, 'state', state, 'ended_ms', now)
   redis.call('EXPIRE', task, keep_s)
+  -- Whoever ended it tells Celery and the callback; should that one die first, the reaper finds it here.
+  redis.call('ZADD', beside(events, 'untold'), now + 10000, task_id)
   for i = 0, num - 1 do redis.call('EXPIRE', stem .. i, keep_s) end
   emit(events, max, 'task.completed', {task_id = task_id, status = state, completed_sessions = done, total_sessions = num})
   return 1

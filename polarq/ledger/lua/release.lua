@@ -10,8 +10,7 @@ if ARGV[3] ~= '1' then redis.call('HINCRBY', rollout, 'attempt', -1) end
 redis.call('HINCRBY', rollout, 'token', 1)
 redis.call('HSET', rollout, 'state', 'queued', 'queued_ms', now, 'released_by', r[3])
 redis.call('HDEL', rollout, 'owner', 'lease_ms', 'job_id')
-redis.call('ZREM', leases, ARGV[1])
-redis.call('ZADD', waiting, now, ARGV[1])
+wait_in_line(waiting, task, ARGV[1], now)
 redis.call('HINCRBY', task, 'queued', 1)
 touch(task, tasks, ARGV[5], now)
 emit(events, ARGV[4], 'session.state_changed', {task_id = ARGV[5], session_id = ARGV[1], status = 'queued',

@@ -50,7 +50,7 @@ class PrivateFolder:
         if not self._made:
             return
         try:
-            await in_thread(_remove_tree, self.root)
+            await in_thread(remove_tree, self.root)
         except OSError as exc:
             raise RuntimeFault(cannot(f"the sandbox's folder {self.root} cannot be removed", exc)) from exc
 
@@ -117,7 +117,8 @@ def write_private(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _remove_tree(root: Path) -> None:
+def remove_tree(root: Path) -> None:
+    """Removes a folder that programs wrote to; no harm when it is gone. Raises `OSError`."""
     if not root.exists():
         return
     try:

@@ -44,6 +44,8 @@ def main(control_fd: int) -> None:
     _prctl(PR_SET_NAME, NAME)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     control = socket.socket(fileno=control_fd)
+    # Celery and kombu set a limit for all new sockets of the worker now and then, which makes them non-blocking.
+    control.setblocking(True)
     control.set_inheritable(False)
     wakeup = _wakeup_on_child()
     _say(control, "ready")
@@ -78,6 +80,7 @@ def keep(body: bytes, fds: list[int]) -> NoReturn:
     wakeup = _wakeup_on_child()
     stdin, stdout, stderr, reply = fds
     worker = socket.socket(fileno=reply)
+    worker.setblocking(True)
     failure, failure_w = os.pipe()
     try:
         pid = os.fork()

@@ -1,0 +1,113 @@
+"""A trainer says that it has stored results: they are archived, if the deployment has an archive, and then deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+
+from polarq.client.results import Trajectories, from_summary
+from polarq.contracts.rollout import PayloadRef, RolloutResult
+from polarq.contracts.task import Task, split_rollout_id
+from polarq.errors import InvalidInput, PayloadCorrupt, PayloadMissing
+from polarq.ledger import AsyncLedger, Call, Ledger, RolloutRecord, TaskRecord
+from polarq.ledger.retention import acknowledge
+from polarq.store.archive import Archive
+from polarq.store.payloads import get_payload
+
+log = logging.getLogger("polarq.client.archive")
+
+Batches = list[tuple[str, list[int]]]
+"""(task id, indices) of what is acknowledged; no indices: all of the task's."""
+
+
+def batches(rollout_ids: Iterable[str]) -> Batches:
+    """Rollout ids by task. Raises `InvalidInput` for what is none."""
+    found: dict[str, dict[int, None]] = {}
+    wrong = []
+    for rollout_id in rollout_ids:
+        try:
+            task_id, index = split_rollout_id(rollout_id)
+        except ValueError as exc:
+            wrong.append(str(exc))
+        else:
+            found.setdefault(task_id, {})[index] = None
+    if wrong:
+        raise InvalidInput("acknowledge", wrong)
+    return [(task_id, list(indices)) for task_id, indices in found.items()]
+
+
+def is_rollout_id(text: str) -> bool:
+    """Whether it may be one: a task's own id may end in a number too."""
+    stem, _, index = text.rpartition(".")
+    return bool(stem) and index.isdecimal()
+
+
+def acknowledge_now(ledger: Ledger, archive: Archive | None, task_id: str, indices: Sequence[int]) -> int:
+    """How many were not acknowledged before. See `polarq.ledger.retention.acknowledge` for what it raises."""
+    if archive is not None:
+        record = ledger.do(ledger.calls.task(task_id, with_request=True))
+        for rollout in _to_archive(record, indices):
+            assert record is not None
+            assert record.request is not None
+            ref = _payload(rollout)
+            read = None if ref is None else get_payload(ref)
+            replies = None if read is None else ledger.do(Call(list, commands=read.commands))
+            _archive(archive, record.request, rollout, read, replies)
+    return ledger.do(acknowledge(ledger.calls, task_id, indices))
+
+
+async def acknowledge_async(ledger: AsyncLedger, archive: Archive | None, task_id: str, indices: Sequence[int]) -> int:
+    """The same on an event loop; what is large is done beside it."""
+    if archive is not None:
+        await archive_task(ledger, archive, task_id, indices)
+    return await ledger.do(acknowledge(ledger.calls, task_id, indices))
+
+
+async def archive_task(ledger: AsyncLedger, archive: Archive, task_id: str, indices: Sequence[int] = ()) -> int:
+    """Archives those of the rollouts that have ended and were not acknowledged. Returns how many.
+
+    Raises `ArchiveFailed`, `LedgerUnavailable`.
+    """
+    record = await ledger.do(ledger.calls.task(task_id, with_request=True))
+    found = _to_archive(record, indices)
+    for rollout in found:
+        assert record is not None
+        assert record.request is not None
+        ref = _payload(rollout)
+        read = None if ref is None else get_payload(ref)
+        replies = None if read is None else await ledger.do(Call(list, commands=read.commands))
+        await asyncio.to_thread(_archive, archive, record.request, rollout, read, replies)
+    return len(found)
+
+
+def _to_archive(record: TaskRecord | None, indices: Sequence[int]) -> list[RolloutRecord]:
+    if record is None:
+        return []
+    return [
+        rollout
+        for rollout in record.rollouts
+        if rollout.state.terminal and rollout.acknowledged_at is None and (not indices or rollout.index in indices)
+    ]
+
+
+def _payload(rollout: RolloutRecord) -> PayloadRef | None:
+    return rollout.summary.payload if rollout.summary is not None else None
+
+
+def _archive(
+    archive: Archive,
+    request: Task,
+    rollout: RolloutRecord,
+    read: Call[RolloutResult] | None,
+    replies: list[bytes | None] | None,
+) -> None:
+    """Writes one rollout: whole, or what the ledger has of one whose payload is not there."""
+    result = from_summary(request.task_id, request.run_id, rollout, Trajectories.NONE, request.metadata)
+    if read is not None:
+        try:
+            result = read.read(replies)
+        except (PayloadMissing, PayloadCorrupt) as exc:
+            # Or it was acknowledged just now by somebody else: what that one wrote is not overwritten by less.
+            log.warning("rollout %s is archived without its trajectory: %s", rollout.rollout_id, exc)
+    archive.keep(request, result)

@@ -1,0 +1,102 @@
+"""Flags that hold work back, in the ledger: a broadcast tells of them at once, claims and heartbeats find them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from polarq.contracts.rollout import EARLY_STOP, EarlyStop
+from polarq.contracts.task import Task, split_rollout_id
+from polarq.ledger.calls import Call
+from polarq.ledger.keys import Keys
+from polarq.ledger.records import decode, read_early_stop
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """One training run, over all its tasks."""
+
+    run_id: str
+    paused: bool
+    waiting: int
+    held: int
+    """Rollouts of it that nodes hold."""
+    policy_version: int | None = None
+    """As its trainer last said; None: it never did, or so long ago that it is forgotten."""
+
+
+def run_state(keys: Keys, run_id: str) -> Call[RunState]:
+    commands = (
+        ("SISMEMBER", keys.runs_paused, run_id),
+        ("ZCARD", keys.run_waiting(run_id)),
+        ("SCARD", keys.run_held(run_id)),
+        ("HGET", keys.run(run_id), "policy_version"),
+    )
+
+    def read(replies: list[Any]) -> RunState:
+        paused, waiting, held, version = replies
+        return RunState(run_id, bool(paused), int(waiting), int(held), None if version is None else int(version))
+
+    return Call(read, commands=commands)
+
+
+def waiting_task(keys: Keys, task_id: str) -> Call[Task | None]:
+    """The request of a task of which some rollout waits; None when none does, or the task is unknown."""
+
+    def read(replies: list[Any]) -> Task | None:
+        request, queued = replies[0]
+        return Task.model_validate(json.loads(request)) if request and int(queued or 0) else None
+
+    return Call(read, commands=(("HMGET", keys.task(task_id), "request", "queued"),))
+
+
+def early_stop_of(keys: Keys, rollout_id: str) -> Call[EarlyStop | None]:
+    """The early stop that told this rollout to end; None when somebody cancelled it."""
+    fields = ("early", "early_usable", "early_ms")
+    commands = (
+        ("HGET", keys.rollout(rollout_id), "why"),
+        ("HMGET", keys.task(split_rollout_id(rollout_id)[0]), *fields),
+    )
+
+    def read(replies: list[Any]) -> EarlyStop | None:
+        if replies[0] is None or decode(replies[0]) != EARLY_STOP:
+            return None
+        return read_early_stop({name: decode(value) for name, value in zip(fields, replies[1], strict=True) if value})
+
+    return Call(read, commands=commands)
+
+
+def drain_node(keys: Keys, node_id: str, *, on: bool, deadline_s: float | None) -> Call[None]:
+    """The deadline is the server's: a key that expires, so that no clock of a node matters."""
+    flags, until = keys.node_flags(node_id), keys.node_drain(node_id)
+    commands: list[tuple[Any, ...]] = [("HDEL", flags, "draining", "deadline"), ("DEL", until)]
+    if on and deadline_s is not None:
+        commands.append(("SET", until, "1", "PX", max(1, int(deadline_s * 1000))))
+        commands.append(("HSET", flags, "draining", "1", "deadline", "1"))
+    elif on:
+        commands.append(("HSET", flags, "draining", "1"))
+    return Call(lambda _: None, commands=tuple(commands))
+
+
+def set_run_workers(keys: Keys, node_id: str, run_workers: int | None) -> Call[None]:
+    """How many harnesses the node runs at once; None: as its topology says."""
+    flags = keys.node_flags(node_id)
+    command = ("HDEL", flags, "run_workers") if run_workers is None else ("HSET", flags, "run_workers", run_workers)
+    return Call(lambda _: None, commands=(command,))
+
+
+def known_runs(keys: Keys) -> Call[list[str]]:
+    """Runs that wait, are held or are paused, by id."""
+
+    def read(replies: list[Any]) -> list[str]:
+        return sorted({decode(run_id) for reply in replies for run_id in reply})
+
+    return Call(
+        read, commands=(("SMEMBERS", keys.runs_waiting), ("SMEMBERS", keys.runs_held), ("SMEMBERS", keys.runs_paused))
+    )
+
+
+def pause_run(keys: Keys, run_id: str, on: bool) -> Call[bool]:
+    """Sets or clears a run's pause; whether that changed anything."""
+    return Call(lambda replies: bool(replies[0]), commands=(("SADD" if on else "SREM", keys.runs_paused, run_id),))

@@ -1,0 +1,83 @@
+-- Takes one rollout back from an owner that let its lease run out. All is looked at again here: a renewal, a commit or
+-- another reaper that came first wins.
+-- KEYS task, rollout, leases, events, tasks
+-- ARGV rollout_id, task_id, events_max, stem, keep_s, max_attempts, summary of a failure, summary of a cancel
+local task, rollout, leases, events, tasks = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local id, task_id, max = ARGV[1], ARGV[2], ARGV[3]
+local r = redis.call('HMGET', rollout, 'state', 'token', 'owner', 'lease_ms', 'attempt', 'cancel', 'why')
+local state, owner = r[1], r[3] or ''
+if not state or redis.call('EXISTS', task) == 0 then
+  forget(leases, id)
+  return {'orphan', '', ''}
+end
+local now = now_ms()
+if ENDS[state] then
+  be_over(leases, task, id)
+  return {'index', owner, ''}
+end
+if state == 'queued' then
+  if redis.call('ZSCORE', beside(leases, 'waiting'), id) then redis.call('ZREM', leases, id)
+  else wait_in_line(leases, task, id, now) end
+  return {'index', owner, ''}
+end
+local lease = tonumber(r[4] or 0)
+if lease > now then
+  redis.call('ZADD', leases, lease, id)
+  return {'held', owner, ''}
+end
+
+local cause = 'lease_expired'
+if redis.call('EXISTS', beside(leases, 'node-alive:' .. owner)) == 0 then cause = 'node_gone' end
+local lost, kept = note_loss(rollout, owner, state, r[5], cause, now)
+-- A new token, so that nothing the old owner still holds can commit.
+redis.call('HINCRBY', rollout, 'token', 1)
+redis.call('HDEL', rollout, 'lease_ms')
+
+local function end_as(to, summary)
+  redis.call('HSET', rollout, 'state', to, 'summary', summary, 'ended_ms', now, 'released_by', owner)
+  be_over(leases, task, id)
+  redis.call('HINCRBY', task, to, 1)
+  emit(events, max, 'session.state_changed', {task_id = task_id, session_id = id, status = to, node_id = owner,
+    reward = cjson.null, reason = cause})
+end
+
+local function story()
+  local lines = {}
+  for i, loss in ipairs(kept) do
+    local s = math.floor(loss.at_ms / 1000) % 86400
+    lines[i] = string.format('attempt %d on %s while %s, at %02d:%02d:%02d UTC (%s)', loss.attempt, loss.node, loss.stage,
+      math.floor(s / 3600), math.floor(s / 60) % 60, s % 60,
+      loss.cause == 'node_gone' and 'the node was gone' or 'its lease was not renewed')
+  end
+  return table.concat(lines, '; ')
+end
+
+local action = 'queued'
+if r[6] == '1' then
+  action = 'cancelled'
+elseif lost >= tonumber(ARGV[6]) then
+  action = 'failed'
+end
+emit(events, max, 'session.reaped', {task_id = task_id, session_id = id, node_id = owner, attempt = tonumber(r[5]),
+  stage = state, cause = cause, lost = lost, status = action})
+touch(task, tasks, task_id, now)
+if action == 'queued' then
+  redis.call('HSET', rollout, 'state', 'queued', 'queued_ms', now, 'released_by', owner)
+  redis.call('HDEL', rollout, 'owner', 'job_id')
+  wait_in_line(leases, task, id, now)
+  redis.call('HINCRBY', task, 'queued', 1)
+  emit(events, max, 'session.state_changed', {task_id = task_id, session_id = id, status = 'queued',
+    released_by = owner, reason = cause})
+  return {action, owner, cause}
+end
+local summary = cjson.decode(action == 'failed' and ARGV[7] or ARGV[8])
+if action == 'failed' then
+  summary.outcome.message = string.format('lost with its node %d times: %s', lost, story())
+elseif r[7] == 'early_stop' then
+  local t = redis.call('HMGET', task, 'early', 'early_usable', 'early_ms')
+  summary.outcome.reason = 'early_stop'
+  summary.early_stop = {min_usable = tonumber(t[1]), usable = tonumber(t[2]), elapsed_ms = tonumber(t[3])}
+end
+end_as(action, cjson.encode(summary))
+finish(task, events, max, ARGV[4], task_id, ARGV[5], now)
+return {action, owner, cause}

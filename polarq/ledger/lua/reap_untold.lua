@@ -1,0 +1,29 @@
+-- What is left to tell of an ended task: 'nothing', 'wait' (somebody is at it) or 'tell'. A teller that is through says
+-- so with '1'. Until all is told, the task is looked at again, less and less often.
+-- KEYS task, untold, callback claim ; ARGV task_id, told ('1', else '0'), longest_ms
+local task, untold, task_id = KEYS[1], KEYS[2], ARGV[1]
+local t = redis.call('HMGET', task, 'ended_ms', 'told', 'tells', 'request')
+if not t[1] then
+  if redis.call('EXISTS', task) == 0 then redis.call('ZREM', untold, task_id) end
+  return 'nothing'
+end
+local told = t[2] == '1' or ARGV[2] == '1'
+if ARGV[2] == '1' then redis.call('HSET', task, 'told', '1') end
+local claim = redis.call('GET', KEYS[3])
+if told and claim ~= 'done' then
+  local read, request = pcall(cjson.decode, t[4])
+  if not read or not request.callback_url or request.callback_url == cjson.null then claim = 'done' end
+end
+if told and claim == 'done' then
+  redis.call('ZREM', untold, task_id)
+  return 'nothing'
+end
+if ARGV[2] == '1' then return 'wait' end
+local now = now_ms()
+if told and claim then
+  redis.call('ZADD', untold, now + 60000, task_id)
+  return 'wait'
+end
+local tells = redis.call('HINCRBY', task, 'tells', 1)
+redis.call('ZADD', untold, now + math.min(tonumber(ARGV[3]), 15000 * 2 ^ math.min(tells, 20)), task_id)
+return 'tell'

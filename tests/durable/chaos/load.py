@@ -1,0 +1,146 @@
+"""The stream of short rollouts, and what a trainer sees of it: submitted, followed, remembered as first seen."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from polarq.client import Client
+from polarq.contracts.event import Event
+from polarq.contracts.rollout import RolloutState
+from polarq.contracts.task import Task
+from polarq.errors import LedgerUnavailable, NotQueued, PolarqError
+from polarq.ledger import Call, Keys
+from polarq.ledger.records import decode
+from polarq.testing.stack import LocalStack
+
+MAX_OPEN = 24
+"""Rollouts that have not ended: the stream goes as fast as the machine."""
+AGENT_S = 60.0
+HARNESS = Path(__file__).with_name("harness.py")
+
+
+class Load:
+    """Two threads: one submits, one follows the events. Both go on whatever happens to Redis."""
+
+    def __init__(self, stack: LocalStack, log: Path, seed: int) -> None:
+        self._stack = stack
+        self._log = log
+        self._random = random.Random(seed)
+        self.submitted: dict[str, Task] = {}
+        self.calls: dict[str, int] = {}
+        """Model calls that a rollout of the task makes."""
+        self.events: list[Event] = []
+        self.first_seen: dict[str, str] = {}
+        """rollout_id -> its summary when its end was first heard of, as the ledger had it."""
+        self.problems: list[str] = []
+        self._ended: set[str] = set()
+        self._stop_submitting = threading.Event()
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._watched, args=(work,), name=f"chaos {work.__name__}", daemon=True)
+            for work in (self._submit, self._follow)
+        ]
+
+    def start(self) -> None:
+        with Client(self._stack.topology, self._stack.settings) as client:
+            self._after = client.ledger.do(client.ledger.calls.last_event_id())
+        for thread in self._threads:
+            thread.start()
+
+    def stop_submitting(self) -> None:
+        self._stop_submitting.set()
+        self._threads[0].join(120)
+        if self._threads[0].is_alive():
+            self.problems.append("the submitter hangs")
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._threads[1].join(60)
+
+    @property
+    def rollout_ids(self) -> list[str]:
+        return [task.rollout_id(i) for task in list(self.submitted.values()) for i in range(task.num_samples)]
+
+    @property
+    def open_tasks(self) -> list[str]:
+        return [
+            task_id
+            for task_id, task in list(self.submitted.items())
+            if any(task.rollout_id(i) not in self._ended for i in range(task.num_samples))
+        ]
+
+    def _watched(self, work: Callable[[Client], None]) -> None:
+        try:
+            with Client(self._stack.topology, self._stack.settings) as client:
+                work(client)
+        except Exception as exc:
+            self.problems.append(f"{work.__name__} ended with {type(exc).__name__}: {exc}")
+
+    def _submit(self, client: Client) -> None:
+        number = 0
+        while not self._stop_submitting.is_set():
+            if len(self.rollout_ids) - len(self._ended) >= MAX_OPEN:
+                self._stop_submitting.wait(0.1)
+                continue
+            task = self._task(number)
+            number += 1
+            self.submitted[task.task_id] = task
+            while True:
+                try:
+                    client.submit(task)
+                    break
+                except (NotQueued, LedgerUnavailable):
+                    # As the error says: again, under its id it is the same task.
+                    time.sleep(0.2)
+            self._stop_submitting.wait(self._random.uniform(0.0, 0.3))
+
+    def _task(self, number: int) -> Task:
+        choose = self._random
+        calls, think_s = choose.choice([1, 2]), choose.choice([0.05, 0.2, 0.5, 0.5, 1.5, 5.0])
+        command = f"{sys.executable} -S {HARNESS} {self._log} {calls} {think_s}"
+        task_id = f"chaos-{number:04d}"
+        self.calls[task_id] = calls
+        return Task.load(
+            {
+                "task_id": task_id,
+                "instruction": "Say something.",
+                "num_samples": choose.choice([1, 1, 2, 4]),
+                "timeout_seconds": AGENT_S,
+                "agent": {"harness": "shell", "custom_shell": {"command": command}},
+                "runtime": {"backend": "local"},
+                "evaluator": {"strategy": "session_completed"},
+                "placement": {"policy": choose.choice(["spread", "spread", "together"])},
+            }
+        )
+
+    def _follow(self, client: Client) -> None:
+        ledger = client.ledger
+        while not self._stop.is_set():
+            try:
+                events = ledger.wait_events(self._after, 0.5)
+                for event in events:
+                    self._heard(client, event)
+                    self.events.append(event)
+                    self._after = event.event_id
+            except PolarqError:
+                # LedgerUnavailable: nothing is missed, the reading goes on after the last event that was dealt with.
+                time.sleep(0.1)
+
+    def _heard(self, client: Client, event: Event) -> None:
+        rollout_id = event.data.get("session_id")
+        if event.type != "session.state_changed" or rollout_id is None:
+            return
+        if RolloutState(event.data["status"]).terminal and rollout_id not in self.first_seen:
+            self.first_seen[rollout_id] = client.ledger.do(summary_text(client.ledger.calls.keys, rollout_id))
+            self._ended.add(rollout_id)
+
+
+def summary_text(keys: Keys, rollout_id: str) -> Call[str]:
+    """A rollout's summary, letter for letter; blank when there is none."""
+    command = ("HGET", keys.rollout(rollout_id), "summary")
+    return Call(lambda replies: "" if replies[0] is None else decode(replies[0]), commands=(command,))

@@ -1,0 +1,120 @@
+"""Redis over TLS, checked against a certificate file, for every part that talks to it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from polarq.contracts.rollout import RolloutState
+from polarq.errors import LedgerUnavailable
+from polarq.ledger import AsyncLedger, Ledger, calls_for
+from polarq.settings import Settings
+from polarq.testing.redis import EmbeddedRedis, NoRedisServer, find_server
+from polarq.testing.stack import LocalStack, free_port
+from polarq.topology import Topology, broker_url, redis_url
+from tests.worker.conftest import ask, shell_task, write_scenario
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A self-signed one for 127.0.0.1, which vouches for itself."""
+
+    cert: Path
+    key: Path
+
+    @classmethod
+    def made(cls, folder: Path, name: str = "redis") -> Certificate:
+        made = cls(folder / f"{name}.crt", folder / f"{name}.key")
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"]
+        command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(made.key), "-out", str(made.cert)]
+        subprocess.run(command, check=True, capture_output=True)
+        return made
+
+
+@contextmanager
+def tls_server(certificate: Certificate) -> Iterator[int]:
+    """The TLS port of a server; where no installed one speaks TLS the test is skipped."""
+    for binary in find_server():
+        port = free_port()
+        config = [f"tls-port {port}", f'tls-cert-file "{certificate.cert}"', f'tls-key-file "{certificate.key}"']
+        config.append("tls-auth-clients no")
+        server = EmbeddedRedis(password="secret", binary=binary, config=config)
+        try:
+            server.start()
+        except NoRedisServer:  # built without TLS
+            continue
+        try:
+            yield port
+        finally:
+            server.stop()
+        return
+    pytest.skip("no installed Redis speaks TLS")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    return Certificate.made(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def port(certificate: Certificate) -> Iterator[int]:
+    with tls_server(certificate) as found:
+        yield found
+
+
+@pytest.mark.parametrize("said_in", ["the topology", "the address"])
+def test_a_task_runs_with_every_part_over_tls(
+    port: int, certificate: Certificate, tmp_path: Path, said_in: str
+) -> None:
+    url = f"rediss://:secret@127.0.0.1:{port}/0"
+    sections = {"redis": {"prefix": said_in[4:7], "tls_ca": str(certificate.cert)}}
+    if said_in == "the address":
+        sections["redis"].pop("tls_ca")
+        url += f"?ssl_ca_certs={certificate.cert}"
+    with LocalStack(tmp_path, scenario=str(write_scenario(tmp_path)), redis_url=url, sections=sections) as stack:
+        stack.client.submit(shell_task("safe", ask(2), num_samples=2))
+        assert [r.outcome.state for r in stack.client.results(["safe"])] == [RolloutState.COMPLETED] * 2
+        assert stack.client.app.AsyncResult("safe").get(timeout=60, disable_sync_subtasks=False)
+
+
+def test_a_server_with_another_certificate_is_not_believed(port: int, certificate: Certificate, tmp_path: Path) -> None:
+    another = Certificate.made(tmp_path, "another")
+    topology = Topology.model_validate({"redis": {"tls_ca": str(another.cert)}})
+    settings = Settings.from_env({"POLARQ_REDIS_URL": f"rediss://:secret@127.0.0.1:{port}/0"})
+    with (
+        Ledger(redis_url(topology, settings), calls_for(topology)) as ledger,
+        pytest.raises(LedgerUnavailable, match=r"not believed .*certificate.*redis\.tls_ca"),
+    ):
+        ledger.do(ledger.calls.last_event_id())
+
+
+async def test_a_missing_certificate_file_is_told(port: int) -> None:
+    topology = Topology.model_validate({"redis": {"tls_ca": "/nowhere.pem"}})
+    url = redis_url(topology, Settings.from_env({"POLARQ_REDIS_URL": f"rediss://:secret@127.0.0.1:{port}/0"}))
+    with Ledger(url, calls_for(topology)) as ledger, pytest.raises(LedgerUnavailable, match=r"No such file.*tls_ca"):
+        ledger.do(ledger.calls.last_event_id())
+    async with AsyncLedger(url, calls_for(topology)) as ledger:
+        with pytest.raises(LedgerUnavailable, match=r"No such file.*tls_ca"):
+            await ledger.do(ledger.calls.last_event_id())
+
+
+def test_what_an_address_says_about_tls_wins_over_the_topology() -> None:
+    topology = Topology.model_validate({"redis": {"tls_ca": "/ours.pem", "broker_url": "rediss://broker:6380/1"}})
+    url = "rediss://ledger:6380/0?ssl_ca_certs=/theirs.pem&ssl_cert_reqs=none"
+    settings = Settings.from_env({"POLARQ_REDIS_URL": url})
+    assert redis_url(topology, settings) == url
+    assert broker_url(topology, settings) == "rediss://broker:6380/1?ssl_cert_reqs=required&ssl_ca_certs=/ours.pem"
+
+
+def test_an_address_without_tls_stays_as_it_is() -> None:
+    topology = Topology.model_validate({"redis": {"tls_ca": "/ours.pem"}})
+    settings = Settings.from_env({"POLARQ_REDIS_URL": "redis://:a%2Fb@127.0.0.1:6379/0?protocol=2"})
+    assert redis_url(topology, settings) == "redis://:a%2Fb@127.0.0.1:6379/0?protocol=2"

@@ -1,0 +1,78 @@
+"""What a killed worker leaves on its node, cleared away at the next start.
+
+Processes of its sandboxes end with it (each keeper kills its tree when the worker's socket closes), grants expire, and
+the ledger gives its rollouts to somebody else. Folders stay, and so does a process whose keeper was killed as well.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+
+from polarq_worker.runtimes import strays
+from polarq_worker.runtimes.folder import remove_tree
+from polarq_worker.walk import keep_logs
+
+log = logging.getLogger("polarq.worker.leftovers")
+
+
+class OneWorker:
+    """A worker's hold on its node's state folder; the kernel lets go of it when the process ends, however it does."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / "worker.lock"
+        self._handle: int | None = None
+
+    def take(self) -> bool:
+        """False while another worker of this node lives here (a rolling restart): what lies here is that one's."""
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return False
+        self._handle = handle
+        return True
+
+    def release(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def clear_sandboxes(rollouts_dir: Path, logs_dir: Path) -> list[str]:
+    """Kills what still runs of earlier sandboxes and removes their folders (blocks). Returns the folders' names.
+
+    Their logs go to where a teardown would have put them: they may say why the worker died.
+
+    To be called only by the one worker of the node, before its first sandbox. Never raises for what cannot be removed.
+    """
+    root = Path(os.path.realpath(rollouts_dir))
+    # Every command of a sandbox has both in its environment, and nothing else has.
+    if not strays.kill((b"POLARQ_RUNTIME_ID=", os.fsencode(root) + b"/")):
+        log.error("processes of an earlier worker's sandboxes do not die; ps e shows their POLARQ_RUNTIME_ID")
+    cleared = []
+    for folder in sorted(root.iterdir()):
+        whole = folder.is_dir() and not folder.is_symlink()
+        if whole:
+            # <rollout_id>-<token>-<role>
+            _keep_logs(folder, logs_dir / "rollouts" / folder.name.rpartition("-")[0] / folder.name)
+        try:
+            if whole:
+                remove_tree(folder)
+            else:
+                folder.unlink(missing_ok=True)
+        except OSError as exc:
+            log.error("the sandbox folder %s of an earlier worker cannot be removed (%s)", folder, exc.strerror or exc)
+        else:
+            cleared.append(folder.name)
+    return cleared
+
+
+def _keep_logs(folder: Path, target: Path) -> None:
+    try:
+        keep_logs(folder / "logs", target)
+    except OSError as exc:
+        log.warning("the logs of %s are not kept (%s)", folder.name, exc.strerror or "some cannot be copied")

@@ -1,0 +1,75 @@
+"""What a worker does for the deployment as a whole: watches Redis' memory, and archives what would expire unread.
+
+Every worker watches, and one at a time archives; that two do the same for a moment is no harm.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+
+from polarq.client.acknowledging import archive_task
+from polarq.errors import ArchiveFailed
+from polarq.ledger import AsyncLedger
+from polarq.ledger.memory import MEMORY_ADVICE, MemoryLevel, memory_use
+from polarq.ledger.retention import archive_turn, ending_soon, mark_archived, not_archived, server_ms
+from polarq.store.archive import Archive
+from polarq.topology import Topology
+
+log = logging.getLogger("polarq.worker.upkeep")
+
+_AHEAD = 0.25
+"""Share of a task's time in Redis that is left when it is archived: so long may the archive be away."""
+_LONGEST_AHEAD_S = 24 * 3600.0
+_TASKS_AT_ONCE = 20
+_TURN_S = 60.0
+_WARN_AGAIN_S = 3600.0
+
+
+class Upkeep:
+    """One worker's share. The steps are called every few seconds each, and may raise `LedgerUnavailable`."""
+
+    def __init__(self, ledger: AsyncLedger, topology: Topology) -> None:
+        self._ledger = ledger
+        self._archive = Archive.of(topology)
+        self._me = secrets.token_hex(8)
+        self._level = MemoryLevel.OK
+        self._warned_at = 0.0
+
+    @property
+    def archives(self) -> bool:
+        """Whether `archive_step` has anything to do."""
+        return self._archive is not None
+
+    async def memory_step(self) -> None:
+        """Looks how full Redis is. A change is an event, and stands in the log of every worker."""
+        memory = await self._ledger.do(memory_use(self._ledger.calls))
+        now = time.monotonic()
+        if memory.level is MemoryLevel.OK:
+            if self._level is not MemoryLevel.OK:
+                log.info("%s", memory.line)
+        elif memory.level is not self._level or now - self._warned_at > _WARN_AGAIN_S:
+            full = memory.level is MemoryLevel.FULL
+            what = "new tasks are refused, results are still taken" if full else "at 95 % new tasks are refused"
+            log.log(logging.ERROR if full else logging.WARNING, "%s: %s; %s", memory.line, what, MEMORY_ADVICE)
+            self._warned_at = now
+        self._level = memory.level
+
+    async def archive_step(self) -> None:
+        """Archives ended tasks that expire soon without having been acknowledged."""
+        if self._archive is None:
+            return
+        ledger, calls = self._ledger, self._ledger.calls
+        left_s = min(calls.keep_s * _AHEAD, _LONGEST_AHEAD_S)
+        due = await ledger.do(ending_soon(calls, await ledger.do(server_ms()), left_s))
+        for task_id in (await ledger.do(not_archived(calls, due)))[:_TASKS_AT_ONCE]:
+            if not await ledger.do(archive_turn(calls, self._me, _TURN_S)):
+                return
+            try:
+                count = await archive_task(ledger, self._archive, task_id)
+            except ArchiveFailed as exc:
+                log.error("task %s expires soon: %s", task_id, exc)
+                return
+            await ledger.do(mark_archived(calls, task_id))
+            log.info("task %s expires soon: %d rollouts archived", task_id, count)
