@@ -121,7 +121,7 @@ class SubmitRollout(CeleryTask):  # type: ignore[type-arg]
         task_id: str | None = None,
         **_: Any,
     ) -> Batch:
-        """Records and rings here and now. Raises `InvalidTask`, `TaskConflict`, `QueueFull`: then nothing is recorded."""
+        """Records and rings now. Raises `InvalidTask`, `TaskConflict`, `QueueFull`: then nothing is recorded."""
         source = _only_argument(args or (), kwargs or {})
         client = Client(app=self.app)
         done = client.submit(source, celery_id=task_id)
