@@ -13,12 +13,13 @@ from aiohttp import web
 from redis.asyncio import Redis
 
 from polarq.ledger.keys import Keys
-from polarq.testing.inference import Scenario, ScriptedInference
+from polarq.testing.inference import Scenario, Script, ScriptedInference, Turn
 from polarq_proxy.listening import Doors, tcp_sockets
 
 from .rig import HELLO, Rig, running, until
 
 BODY = json.dumps({"model": "m", "messages": HELLO}).encode()
+SLOW = Scenario(name="slow", scripts=(Script(name="a", turns=(Turn(content="one two three", tokens_per_s=4.0),)),))
 
 
 @asynccontextmanager
@@ -242,7 +243,7 @@ async def test_a_session_is_opened_by_its_own_secret_only(redis_client: Redis, k
 @pytest.mark.parametrize("more", [b"POST /half HTTP/1.1\r\nX-Slow: ", b"G"])
 async def test_a_head_that_began_behind_a_request_has_to_end_too(redis_client: Redis, keys: Keys, more: bytes) -> None:
     async with (
-        ScriptedInference(scenario=Scenario.of("hi")) as inference,
+        ScriptedInference(scenario=SLOW) as inference,
         running(redis_client, keys, inference.base_url) as rig,
         doors(rig, 0.2) as address,
     ):
