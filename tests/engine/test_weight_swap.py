@@ -205,7 +205,7 @@ async def some_sampled(engine: Server, before: float) -> None:
 async def caught(engine: Server, ask_all: Callable[[], Awaitable[T]], calls: int) -> T:
     """What `ask_all` began, with all its calls in the middle. On a machine so busy that the server hears of its pause
     only when they have ended, they are asked once more."""
-    for _ in range(8):
+    for _ in range(16):
         before = await read(engine.sampled_tokens)
         begun = await ask_all()
         await some_sampled(engine, before)
