@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 
 from polarq.ledger.keys import Keys
 from polarq.testing.redis import EmbeddedRedis
+from polarq_proxy.serve import connect
 from tests.needs import in_ci
 
 # How long one example takes says more about the machine than about the code. CI judges a change by the same examples
@@ -46,7 +47,8 @@ def keys() -> Keys:
 
 @pytest.fixture
 async def redis_client(redis_url: str) -> AsyncIterator[Redis]:
-    client = Redis.from_url(redis_url)
+    """As patient as the proxy's own: a connection that was made while this loop stood still counts as timed out."""
+    client = connect(redis_url)
     try:
         yield client
     finally:

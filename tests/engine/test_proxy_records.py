@@ -318,7 +318,7 @@ async def test_a_harness_that_hangs_up_stops_the_engine_and_leaves_a_partial_rec
     }
     before = await read(engine.sampled_tokens)
     async with (
-        httpx.AsyncClient(timeout=60) as client,
+        httpx.AsyncClient(timeout=120) as client,
         client.stream("POST", f"{session.base_url}/chat/completions", json=body) as response,
     ):
         lines = response.aiter_lines()
@@ -364,7 +364,7 @@ async def test_a_policy_version_that_changes_during_a_call_makes_the_call_untrai
     body = {**says("Go on.", max_tokens=1200, ignore_eos=True), "model": "m", "stream": True}
     for _ in range(TRIES):
         session = await proxy.session()
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=120) as client:
             try:
                 async with client.stream("POST", f"{session.base_url}/chat/completions", json=body) as response:
                     lines = response.aiter_lines()
@@ -383,7 +383,7 @@ async def test_a_policy_version_that_changes_during_a_call_makes_the_call_untrai
 
 async def test_the_proxys_health_tells_that_the_engine_gives_ids(engine: Server, proxy: ProxyOnEngine) -> None:
     async def ready() -> dict[str, Any] | None:
-        async with httpx.AsyncClient(timeout=10) as client:
+        async with httpx.AsyncClient(timeout=120) as client:
             health: dict[str, Any] = (await client.get(f"{proxy.url}/health")).json()
         return health if health["status"] == "ok" else None
 

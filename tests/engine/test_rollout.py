@@ -116,7 +116,7 @@ def rendered_by(engine: Server, trace: Trace) -> list[int]:
     if engine.started_here:
         body["chat_template_kwargs"] = {"keep_thinking": True}
     ids: list[int] = (
-        httpx.post(f"{engine.base_url}/tokenize", json=body, timeout=60).raise_for_status().json()["tokens"]
+        httpx.post(f"{engine.base_url}/tokenize", json=body, timeout=120).raise_for_status().json()["tokens"]
     )
     return ids
 

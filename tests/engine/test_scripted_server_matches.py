@@ -88,7 +88,7 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
 
 
 async def prompt_ids(base_url: str, body: dict[str, Any]) -> list[int]:
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=120) as client:
         response = await client.post(
             f"{base_url}/v1/chat/completions", json={"model": MODEL_NAME, "max_tokens": 1, **ASK_FOR_TOKENS, **body}
         )

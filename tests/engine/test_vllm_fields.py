@@ -233,7 +233,7 @@ async def test_ids_are_not_what_encoding_the_text_again_gives(engine: Server, no
 
 
 async def test_the_request_id_header_names_the_answer(engine: Server) -> None:
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=120) as client:
         body = {"model": engine.model, **says("Hello.", max_tokens=2)}
         response = await client.post(engine.chat_url, json=body, headers={"X-Request-Id": "r-17"})
     assert response.json()["id"] == "chatcmpl-r-17"
@@ -241,14 +241,14 @@ async def test_the_request_id_header_names_the_answer(engine: Server) -> None:
 
 async def tokenize(engine: Server, text: str) -> list[int]:
     body = {"model": engine.model, "prompt": text, "add_special_tokens": False}
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=120) as client:
         response = await client.post(f"{engine.base_url}/tokenize", json=body)
     ids: list[int] = response.raise_for_status().json()["tokens"]
     return ids
 
 
 async def detokenize(engine: Server, ids: list[int]) -> str:
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=120) as client:
         response = await client.post(f"{engine.base_url}/detokenize", json={"model": engine.model, "tokens": ids})
     return str(response.raise_for_status().json()["prompt"])
 
@@ -261,7 +261,7 @@ async def test_arguments_of_the_history_that_are_no_json_never_reach_the_templat
         called = {"role": "assistant", "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
         history = [{"role": "user", "content": "weather?"}, called, {"role": "user", "content": "well?"}]
         body = {"model": engine.model, "messages": history, "tools": [WEATHER_TOOL]}
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=120) as client:
             return await client.post(f"{engine.base_url}/tokenize", json=body)
 
     plain, left_out = await rendered('{"city": "Paris"}'), await rendered("{}")

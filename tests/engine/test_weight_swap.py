@@ -71,7 +71,7 @@ def other(other_dir: Path) -> ReferenceModel:
 
 
 def control(engine: Server, path: str, body: dict[str, Any] | None = None) -> None:
-    httpx.post(f"{engine.base_url}{path}", json=body, timeout=60).raise_for_status()
+    httpx.post(f"{engine.base_url}{path}", json=body, timeout=120).raise_for_status()
 
 
 def swap(engine: Server, weights: Path, version: str) -> None:

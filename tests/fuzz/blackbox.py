@@ -12,10 +12,9 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from redis.asyncio import Redis
-
 from polarq.ledger.keys import Keys
 from polarq.testing.inference import Scenario, ScriptedInference
+from polarq_proxy.serve import connect
 from tests.proxy.rig import Rig, running, until
 from tests.proxy.test_hostile import doors
 
@@ -68,7 +67,7 @@ async def attacked(redis_url: str, seed: int, requests: int, seconds: float = 36
     """Raises AssertionError with the request that did it."""
     outcome, dice, until_s = Outcome(), random.Random(seed), time.monotonic() + seconds
     async with AsyncExitStack() as stack:
-        redis = await stack.enter_async_context(Redis.from_url(redis_url))
+        redis = await stack.enter_async_context(connect(redis_url))
         engine = await stack.enter_async_context(ScriptedInference(scenario=Scenario.of("one two three")))
         keys = Keys(f"fuzz-{secrets.token_hex(6)}")
         rig = await stack.enter_async_context(

@@ -23,6 +23,7 @@ from polarq.testing.inference.engine import Engine
 from polarq.topology import InferenceEndpoint, Node
 from polarq.topology.models import ProxySection
 from polarq_proxy.app import Proxy
+from polarq_proxy.serve import connect
 
 from .novelty import SESSION, Novel, novel_engine
 from .rig import until
@@ -335,7 +336,7 @@ class World:
 
 @asynccontextmanager
 async def world(redis_url: str, keys: Keys, *, grace_s: float, stream_upstream: bool) -> AsyncIterator[World]:
-    async with novel_engine() as (engine, url), Redis.from_url(redis_url) as redis:
+    async with novel_engine() as (engine, url), connect(redis_url) as redis:
         made = World(redis, keys, engine, url, grace_s, stream_upstream)
         await made.start()
         try:

@@ -28,6 +28,7 @@ from polarq.store.pauses import clear_pause, read_acks, set_pause
 from polarq.testing.inference import Scenario, Script, ScriptedInference, Turn
 from polarq_proxy.carriers import PEEKED, session_in_head
 from polarq_proxy.front import owner_of
+from polarq_proxy.serve import connect
 
 from .rig import until
 from .test_program import command, environment, started, topology
@@ -84,7 +85,7 @@ async def running(redis_url: str, folder: Path, scenario: Scenario, **proxy: Any
     async with ScriptedInference(scenario=scenario) as inference:
         path = topology(folder, KEYS.prefix, inference=inference.base_url, proxy={"processes": PROCESSES, **proxy})
         with started(redis_url, "--node", "node0", "--topology", path, "--port", "0") as (process, url):
-            async with Redis.from_url(redis_url) as redis:
+            async with connect(redis_url) as redis:
                 await redis.flushdb()
                 yield Running(process, url, redis, inference)
             members = Running(process, url, redis, inference).members()
@@ -213,7 +214,7 @@ async def test_a_killed_front_takes_its_processes_along_and_the_next_start_clear
         def rooms() -> set[str]:
             return {entry.name for entry in Path(folder).iterdir()}
 
-        async with Redis.from_url(redis_url) as redis, ScriptedInference(scenario=Scenario.of("hi")) as inference:
+        async with connect(redis_url) as redis, ScriptedInference(scenario=Scenario.of("hi")) as inference:
             with started(redis_url, *arguments, TMPDIR=folder) as (first, url):
                 [killed] = rooms()
                 with started(redis_url, *arguments, TMPDIR=folder) as (second, _):

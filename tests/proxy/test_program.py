@@ -26,6 +26,7 @@ from polarq.testing.inference import Scenario, Script, ScriptedInference, Turn
 from polarq.testing.redis import EmbeddedRedis
 from polarq.topology import Node
 from polarq_proxy.listening import bound_host, own_address
+from polarq_proxy.serve import connect
 
 SPEC = GrantSpec(rollout_id="task.0", task_id="task", attempt=1, token=1, node_id="node0")
 
@@ -68,7 +69,7 @@ def started(redis_url: str, *arguments: str | Path, **more: str) -> Iterator[tup
 
 @asynccontextmanager
 async def session(redis_url: str, keys: Keys) -> AsyncIterator[tuple[Redis, str]]:
-    async with Redis.from_url(redis_url) as redis:
+    async with connect(redis_url) as redis:
         yield redis, await open_grant(redis, keys, SPEC, ttl_s=600)
 
 
