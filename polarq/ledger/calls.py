@@ -268,7 +268,7 @@ class Calls:
         )
 
         def read(replies: list[Any]) -> dict[str, str]:
-            flags = _hash(replies[2])
+            flags = read_hash(replies[2])
             return {**flags, "drain_over": "1"} if "deadline" in flags and not replies[3] else flags
 
         return Call(read, commands=commands)
@@ -282,7 +282,7 @@ class Calls:
         """(node_id, record as JSON) of every node that announced itself."""
 
         def read(replies: list[Any]) -> list[tuple[str, str]]:
-            return sorted(_hash(replies[0]).items())
+            return sorted(read_hash(replies[0]).items())
 
         return Call(read, commands=(("HGETALL", self.keys.nodes),))
 
@@ -296,7 +296,7 @@ class Calls:
 
         def read(replies: list[Any]) -> dict[str, tuple[bool, dict[str, str], int]]:
             rows = zip(node_ids, replies[::3], replies[1::3], replies[2::3], strict=True)
-            return {i: (bool(alive), _hash(flags), int(depth)) for i, alive, flags, depth in rows}
+            return {i: (bool(alive), read_hash(flags), int(depth)) for i, alive, flags, depth in rows}
 
         return Call(read, commands=tuple(commands))
 
@@ -326,14 +326,14 @@ class Calls:
 
 def read_event(event_id: bytes, fields: Any) -> Event:
     """One entry of the event stream."""
-    values = _hash(fields)
+    values = read_hash(fields)
     at = moment(decode(event_id).split("-")[0])
     assert at is not None
     data = json.loads(values.get("data", "{}"))
     return Event(event_id=decode(event_id), type=values["type"], at=at, data=data)
 
 
-def _hash(reply: Any) -> dict[str, str]:
+def read_hash(reply: Any) -> dict[str, str]:
     """A hash reply as texts, whether the client library already made it a dictionary (RESP3) or not."""
     if isinstance(reply, dict):
         return {decode(k): decode(v) for k, v in reply.items()}
