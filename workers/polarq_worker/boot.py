@@ -71,7 +71,7 @@ class NodeStep(bootsteps.StartStopStep):
         if getattr(worker, "hub", None) is not None:
             pool.wake_with(lambda: worker.hub.call_soon(lambda: None))
         worker.app.rollout_runner = service.run_job
-        worker.app.task_finisher = service.finish_task
+        worker.app.task_finisher = service.telling.tell
         worker.app.look_again = service.look_again
         pool.on_give_back = service.leaving
         pool.on_freed = service.freed

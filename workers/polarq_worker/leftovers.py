@@ -11,9 +11,9 @@ import logging
 import os
 from pathlib import Path
 
+from polarq_worker.kept_logs import keep_logs
 from polarq_worker.runtimes import strays
 from polarq_worker.runtimes.folder import remove_tree
-from polarq_worker.walk import keep_logs
 
 log = logging.getLogger("polarq.worker.leftovers")
 
