@@ -256,8 +256,8 @@ class Calls:
     # --- nodes and events
 
     def announce(self, record: NodeRecord, alive_s: float) -> Call[dict[str, str]]:
-        """Writes a node's record and says that it is alive; answers its flags, `drain_over` among them once
-        its drain's deadline has passed."""
+        """Writes a node's record and says that it is alive; answers its flags, `drain_over` among them once its
+        drain's deadline has passed, and `server_ms`, the server's time."""
         body = record.model_dump_json(exclude={"alive", "draining", "paused", "queue_depth"})
         commands = (
             # Alive first: a record without that is a node that is gone.
@@ -265,10 +265,12 @@ class Calls:
             ("HSET", self.keys.nodes, record.node_id, body),
             ("HGETALL", self.keys.node_flags(record.node_id)),
             ("EXISTS", self.keys.node_drain(record.node_id)),
+            ("TIME",),
         )
 
         def read(replies: list[Any]) -> dict[str, str]:
-            flags = read_hash(replies[2])
+            seconds, micros = replies[4]
+            flags = {**read_hash(replies[2]), "server_ms": str(int(seconds) * 1000 + int(micros) // 1000)}
             return {**flags, "drain_over": "1"} if "deadline" in flags and not replies[3] else flags
 
         return Call(read, commands=commands)

@@ -73,6 +73,7 @@ class NodeStep(bootsteps.StartStopStep):
         worker.app.rollout_runner = service.run_job
         worker.app.task_finisher = service.telling.tell
         worker.app.look_again = service.look_again
+        worker.app.server_clock = service.presence.clock
         pool.on_give_back = service.leaving
         pool.on_freed = service.freed
 

@@ -109,6 +109,7 @@ class NodeService:
         self._renewal = Renewal(self.engine, self.topology.gateway.lease_s)
         await self._clear_leftovers()
         await self.presence.look_at_proxy()
+        await self.presence.clock.ask(self.ledger)
         await self.presence.announce()
         await self.presence.note("node.joined")
         self.watch.start()

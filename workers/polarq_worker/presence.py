@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import socket
-from datetime import UTC, datetime
+import time
+from datetime import timedelta
 from typing import Any
 
 import polarq
@@ -18,6 +19,7 @@ from polarq_worker.engine import Engine, Stop
 from polarq_worker.flags import Flags
 from polarq_worker.health import ask_health
 from polarq_worker.lease_watch import LoopWatch
+from polarq_worker.server_clock import ServerClock
 
 log = logging.getLogger("polarq.worker.node")
 
@@ -41,7 +43,8 @@ class Presence:
         self._node = services.node
         self._ledger = services.ledger
         self._alive_s = services.topology.gateway.heartbeat_interval_seconds * _ALIVE_FACTOR
-        self._started_at = datetime.now(UTC)
+        self.clock = ServerClock()
+        self._began = time.monotonic()
 
     # --- how much it takes
 
@@ -65,6 +68,7 @@ class Presence:
         """Says how the node is, and does what its flags say. Raises `LedgerUnavailable`."""
         before = self.flags
         said = await self._ledger.do(self._ledger.calls.announce(self.record(), self._alive_s))
+        self.clock.told(float(said["server_ms"]))
         self.flags = Flags.read(said)
         if before.holds_back != self.flags.holds_back:
             await self.note("node.paused" if self.flags.holds_back else "node.resumed")
@@ -102,7 +106,7 @@ class Presence:
 
     def record(self) -> NodeRecord:
         """What this node says of itself."""
-        node, endpoint = self._node, self._node.endpoints[0]
+        node, endpoint, now = self._node, self._node.endpoints[0], self.clock.now()
         return NodeRecord(
             node_id=node.id,
             stopping=self._engine.stopping,
@@ -123,8 +127,8 @@ class Presence:
             version=polarq.__version__,
             hostname=socket.gethostname(),
             pid=os.getpid(),
-            started_at=self._started_at,
-            last_seen_at=datetime.now(UTC),
+            started_at=now - timedelta(seconds=time.monotonic() - self._began),
+            last_seen_at=now,
         )
 
     async def look_at_proxy(self) -> None:

@@ -1,18 +1,38 @@
-"""Celery requests with two differences: what they show of their arguments, and what a cancellation means."""
+"""Celery requests with some differences: what they show of their arguments, whose clock their times mean, and what a
+cancellation means."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from celery.worker.request import Request
+from celery.worker.state import revoked
+
+from polarq_worker.server_clock import ServerClock
 
 
 class QuietRequest(Request):
-    """A Celery request whose arguments are not shown, whatever its sender put into the headers."""
+    """A Celery request whose arguments are not shown, whatever its sender put into the headers.
+
+    Celery compares `eta` and `expires` with the clock of the worker that happens to get the message; here it is the
+    ledger's clock, so that a worker whose own is wrong, or is set meanwhile, neither runs a message early nor drops it.
+    """
 
     def __init__(self, message: Any, **kwargs: Any) -> None:
         given = kwargs.pop("headers", None) or message.headers
         super().__init__(message, headers={**given, "argsrepr": "(<task>)", "kwargsrepr": "{}"}, **kwargs)
+        self._clock: ServerClock | None = getattr(self.app, "server_clock", None)
+        if self._eta is not None and self._clock is not None:
+            # Celery turns it into a moment of the monotonic clock at once, by this host's.
+            self._eta += datetime.now(UTC) - self._clock.now()
+
+    def maybe_expire(self) -> bool:
+        now = datetime.now(UTC) if self._clock is None else self._clock.now()
+        if self.expires is None or now <= self.expires:
+            return False
+        revoked.add(self.id)
+        return True
 
 
 class RolloutRequest(Request):
