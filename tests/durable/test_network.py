@@ -1,4 +1,4 @@
-"""A node whose link to Redis is cut and healed: its rollouts go on elsewhere, and what it brings late counts for nothing."""
+"""A node whose link to Redis is cut and healed: its rollouts go on elsewhere, and what it brings late is refused."""
 
 from __future__ import annotations
 
