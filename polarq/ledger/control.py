@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,19 +27,28 @@ class RunState:
     """As its trainer last said; None: it never did, or so long ago that it is forgotten."""
 
 
+def run_states(keys: Keys, run_ids: Sequence[str]) -> Call[list[RunState]]:
+    """How each of the runs is, whether the ledger knows of it or not."""
+    commands: list[tuple[Any, ...]] = []
+    for run_id in run_ids:
+        commands.append(("SISMEMBER", keys.runs_paused, run_id))
+        commands.append(("ZCARD", keys.run_waiting(run_id)))
+        commands.append(("SCARD", keys.run_held(run_id)))
+        commands.append(("HGET", keys.run(run_id), "policy_version"))
+
+    def read(replies: list[Any]) -> list[RunState]:
+        rows = zip(run_ids, replies[::4], replies[1::4], replies[2::4], replies[3::4], strict=True)
+        return [
+            RunState(run_id, bool(paused), int(waiting), int(held), None if version is None else int(version))
+            for run_id, paused, waiting, held, version in rows
+        ]
+
+    return Call(read, commands=tuple(commands))
+
+
 def run_state(keys: Keys, run_id: str) -> Call[RunState]:
-    commands = (
-        ("SISMEMBER", keys.runs_paused, run_id),
-        ("ZCARD", keys.run_waiting(run_id)),
-        ("SCARD", keys.run_held(run_id)),
-        ("HGET", keys.run(run_id), "policy_version"),
-    )
-
-    def read(replies: list[Any]) -> RunState:
-        paused, waiting, held, version = replies
-        return RunState(run_id, bool(paused), int(waiting), int(held), None if version is None else int(version))
-
-    return Call(read, commands=commands)
+    one = run_states(keys, [run_id])
+    return Call(lambda replies: one.read(replies)[0], commands=one.commands)
 
 
 def waiting_task(keys: Keys, task_id: str) -> Call[Task | None]:

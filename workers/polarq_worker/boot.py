@@ -12,7 +12,7 @@ from typing import Any
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
 
-from polarq.client.client import SUBMIT_QUEUE
+from polarq.client.deployment import SUBMIT_QUEUE
 from polarq.errors import InvalidTopology, PolarqError
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, load_topology

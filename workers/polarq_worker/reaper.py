@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from kombu.exceptions import OperationalError
 
 from polarq.client import Client
-from polarq.client.client import FINISH_TASK, SUBMIT_QUEUE
+from polarq.client.deployment import FINISH_TASK, SUBMIT_QUEUE
 from polarq.contracts.task import split_rollout_id
 from polarq.errors import LedgerUnavailable
 from polarq.ledger import AsyncLedger
