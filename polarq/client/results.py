@@ -68,6 +68,8 @@ def from_summary(
         index=rollout.index,
         attempt=rollout.attempt,
         node_id=rollout.owner,
+        policy_version=rollout.policy_version,
+        versions=summary.versions if summary else [],
         outcome=outcome,
         reward=reward,
         payload=stored if trajectories is not Trajectories.NONE else None,

@@ -203,7 +203,8 @@ class Calls:
             claimed_at = moment(reply[5])
             assert claimed_at is not None
             task = Task.model_validate(json.loads(reply[4]))
-            return Claim(decode(reply[6]), int(reply[1]), int(reply[2]), int(reply[3]) / 1000, claimed_at, task)
+            policy = None if reply[7] is None else int(reply[7])
+            return Claim(decode(reply[6]), int(reply[1]), int(reply[2]), int(reply[3]) / 1000, claimed_at, task, policy)
 
         return Call(read, script("claim"), keys, args)
 

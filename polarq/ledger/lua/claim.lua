@@ -31,7 +31,7 @@ local now = now_ms()
 if r[5] == ARGV[7] and state ~= 'queued' then
   -- The same claim once more: the answer to the first got lost on its way.
   return {'granted', tonumber(r[6]), tonumber(r[7]), tonumber(r[8]) - tonumber(r[4]),
-    redis.call('HGET', task, 'request'), tonumber(r[8]), rollout_id}
+    redis.call('HGET', task, 'request'), tonumber(r[8]), rollout_id, redis.call('HGET', rollout, 'policy_version')}
 end
 local run = redis.call('HGET', task, 'run_id')
 if redis.call('SISMEMBER', beside(leases, 'runs-paused'), run) == 1 then return {'held', 'run ' .. run .. ' is paused'} end
@@ -65,4 +65,4 @@ end
 touch(task, tasks, task_id, now)
 emit(events, max, 'session.state_changed', {task_id = task_id, session_id = rollout_id, status = 'preparing',
   node_id = node_id, attempt = attempt})
-return {'granted', attempt, token, now - tonumber(r[4]), redis.call('HGET', task, 'request'), now, rollout_id}
+return {'granted', attempt, token, now - tonumber(r[4]), redis.call('HGET', task, 'request'), now, rollout_id, policy[1]}
