@@ -26,7 +26,7 @@ class Keys:
         return f"{self.prefix}:{{{task_id}}}:task"
 
     def rollout(self, rollout_id: str) -> str:
-        """Hash: state, attempt, owner, fencing token, lease, stage, summary."""
+        """Hash: state, attempt, owner and its incarnation, fencing token, lease, grant, stage, losses, summary."""
         task_id, index = split_rollout_id(rollout_id)
         return f"{self.prefix}:{{{task_id}}}:rollout:{index}"
 
@@ -141,7 +141,7 @@ class Keys:
         return f"{self.prefix}:nodes"
 
     def node_alive(self, node_id: str) -> str:
-        """String with a short expiry: the node is there."""
+        """String with a short expiry: the node is there, and which incarnation of it (1: not said)."""
         return f"{self.prefix}:node-alive:{node_id}"
 
     def node_flags(self, node_id: str) -> str:

@@ -83,6 +83,18 @@ local function touch(task, tasks, task_id, now)
   redis.call('ZADD', tasks, now, task_id)
 end
 
+-- The session secret of an attempt that is over opens nothing any more. An hour on, nobody asks for it.
+local function shut(index, rollout)
+  local digest = redis.call('HGET', rollout, 'grant')
+  if not digest then return end
+  local grant = beside(index, 'grant:' .. digest)
+  if redis.call('HGET', grant, 'state') == 'open' then
+    redis.call('HSET', grant, 'state', 'closed')
+    redis.call('PEXPIRE', grant, 3600000)
+  end
+  redis.call('HDEL', rollout, 'grant')
+end
+
 -- How a rollout's attempts lost their nodes is kept with it, the newest ones. Returns how many there were.
 local function note_loss(rollout, node, stage, attempt, cause, now)
   local kept = cjson.decode(redis.call('HGET', rollout, 'losses') or '[]')
