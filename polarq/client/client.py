@@ -156,7 +156,7 @@ class Client(Deployment):
         return self.ledger.do(run_state(self.calls.keys, run_id))
 
     def runs(self) -> list[RunState]:
-        """Runs that wait, are in flight or are paused."""
+        """Runs of which the ledger has a task, a policy version or a pause."""
         return self._do(controls.runs(self))
 
     def pause_run(self, run_id: str) -> RunState:

@@ -70,6 +70,7 @@ def from_summary(
         node_id=rollout.owner,
         policy_version=rollout.policy_version,
         versions=summary.versions if summary else [],
+        losses=list(rollout.losses),
         outcome=outcome,
         reward=reward,
         payload=stored if trajectories is not Trajectories.NONE else None,

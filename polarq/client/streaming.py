@@ -22,7 +22,8 @@ from polarq.contracts.rollout import PayloadRef, RolloutResult, RolloutState
 from polarq.contracts.task import split_rollout_id
 from polarq.errors import InvalidInput, PayloadMissing, ResultTimeout, TaskNotFound
 from polarq.ledger import Call, Calls, RolloutRecord
-from polarq.ledger.following import Progress, ended_rollouts, news, progress, request_metadata
+from polarq.ledger.control import tasks_of
+from polarq.ledger.following import ended_rollouts, news, progress, request_metadata
 from polarq.store.payloads import get_payload
 
 T = TypeVar("T")
@@ -102,15 +103,13 @@ class Stream:
         """The run's tasks that are not known yet."""
         if self.run_id is None:
             return
-        task_ids = yield from self._ask(self.calls.recent_task_ids(-1))
-        for some in _slices(task_ids):
-            rows = yield from self._ask(progress(self.calls.keys, some))
-            self._fresh += [row.task_id for row in rows if row and row.run_id == self.run_id and self._is_new(row)]
-        if not self._begun and not self._fresh:
-            raise TaskNotFound(f"no task of run '{self.run_id}' in the ledger (never submitted, or expired)")
-
-    def _is_new(self, row: Progress) -> bool:
-        return row.task_id not in self._open and row.task_id not in self._over
+        task_ids = yield from self._ask(tasks_of(self.calls.keys, self.run_id))
+        if task_ids is None:
+            if not self._begun:
+                raise TaskNotFound(f"no task of run '{self.run_id}' in the ledger (never submitted, or expired)")
+            return
+        asked = {*self._fresh, *self._open, *self._over}
+        self._fresh += [task_id for task_id in task_ids if task_id not in asked]
 
     def _compare(self) -> Steps[None]:
         """Reads whatever ended unnoticed. Raises `TaskNotFound` for a task that is gone, after all others were read."""

@@ -26,6 +26,13 @@ class RunState:
     policy_version: int | None = None
     """As its trainer last said; None: it never did, or so long ago that it is forgotten."""
 
+    @property
+    def active(self) -> bool:
+        return self.waiting + self.held > 0
+
+
+_NOT_FORGOTTEN = "local t = redis.call('TIME') return redis.call('ZRANGEBYSCORE', KEYS[1], t[1] * 1000, '+inf')"
+
 
 def run_states(keys: Keys, run_ids: Sequence[str]) -> Call[list[RunState]]:
     """How each of the runs is, whether the ledger knows of it or not."""
@@ -97,14 +104,23 @@ def set_run_workers(keys: Keys, node_id: str, run_workers: int | None) -> Call[N
 
 
 def known_runs(keys: Keys) -> Call[list[str]]:
-    """Runs that wait, are held or are paused, by id."""
+    """Runs of which the ledger has a task, a policy version or a pause, by id."""
 
     def read(replies: list[Any]) -> list[str]:
         return sorted({decode(run_id) for reply in replies for run_id in reply})
 
-    return Call(
-        read, commands=(("SMEMBERS", keys.runs_waiting), ("SMEMBERS", keys.runs_held), ("SMEMBERS", keys.runs_paused))
-    )
+    remembered = ("EVAL", _NOT_FORGOTTEN, 1, keys.runs_known)
+    return Call(read, commands=(remembered, ("SMEMBERS", keys.runs_paused)))
+
+
+def tasks_of(keys: Keys, run_id: str) -> Call[list[str] | None]:
+    """A run's tasks, without those of which all is acknowledged; None: the ledger knows of no such run."""
+
+    def read(replies: list[Any]) -> list[str] | None:
+        task_ids, known = replies
+        return [decode(task_id) for task_id in task_ids] if task_ids or known is not None else None
+
+    return Call(read, commands=(("ZRANGE", keys.run_tasks(run_id), 0, -1), ("ZSCORE", keys.runs_known, run_id)))
 
 
 def pause_run(keys: Keys, run_id: str, on: bool) -> Call[bool]:

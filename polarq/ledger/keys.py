@@ -107,9 +107,19 @@ class Keys:
         """Set: a run's claimed rollouts. Kept beside `leases`."""
         return f"{self.prefix}:run-held:{run_id}"
 
+    def run_tasks(self, run_id: str) -> str:
+        """Sorted set: a run's tasks by when they are forgotten (server milliseconds; inf: not ended), without those of
+        which all is acknowledged."""
+        return f"{self.prefix}:run-tasks:{run_id}"
+
     def run(self, run_id: str) -> str:
         """Hash with an expiry: the policy version that the run's trainer has published."""
         return f"{self.prefix}:run:{run_id}"
+
+    @property
+    def runs_known(self) -> str:
+        """Sorted set: runs by when they are forgotten (server milliseconds; inf: a task of it has not ended)."""
+        return f"{self.prefix}:runs-known"
 
     @property
     def runs_waiting(self) -> str:
