@@ -11,7 +11,7 @@ from typing import Any
 import click
 from celery import Celery
 
-from polarq.client.client import RUN_ROLLOUT, SUBMIT_QUEUE, SUBMIT_ROLLOUT
+from polarq.client.deployment import RUN_ROLLOUT, SUBMIT_QUEUE, SUBMIT_ROLLOUT
 from polarq.errors import InvalidTopology
 from polarq.ledger.keys import PRIORITY_STEPS, Keys
 from polarq.settings import Settings

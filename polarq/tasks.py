@@ -15,7 +15,8 @@ from celery.exceptions import Ignore
 from celery.result import AsyncResult
 
 from polarq.celery import app
-from polarq.client.client import FINISH_TASK, RUN_ROLLOUT, SUBMIT_ROLLOUT, Client, TaskSource
+from polarq.client import Client
+from polarq.client.deployment import FINISH_TASK, RUN_ROLLOUT, SUBMIT_ROLLOUT, TaskSource
 from polarq.client.results import Trajectories
 from polarq.client.states import PROGRESS, STARTED, publish_state
 from polarq.contracts.rollout import TaskResult

@@ -21,6 +21,7 @@ from polarq.contracts.task import Task
 from polarq.errors import ResultTimeout, TaskNotFound
 from polarq.ledger import without_password
 from polarq.ledger.control import RunState
+from polarq.ledger.following import position
 from polarq.settings import Settings
 from polarq.topology import load_topology
 
@@ -204,8 +205,8 @@ class RedisDoor:
     def _rest(self, task_id: str, last: str) -> Iterator[Event]:
         """What is still to be read of a task that has ended: up to the newest event there is now."""
         ledger = self.client.ledger
-        end = _position(ledger.do(ledger.calls.last_event_id()))
-        while _position(last) < end and (events := ledger.wait_events(last, 0.001)):
+        end = position(ledger.do(ledger.calls.last_event_id()))
+        while position(last) < end and (events := ledger.wait_events(last, 0.001)):
             last = events[-1].event_id
             yield from _of_task(events, task_id)
 
@@ -218,12 +219,6 @@ class RedisDoor:
 
 def _of_task(events: Sequence[Event], task_id: str) -> list[Event]:
     return [event for event in events if event.data.get("task_id") == task_id]
-
-
-def _position(event_id: str) -> tuple[int, int]:
-    """Event ids in their order: milliseconds, then a number within them."""
-    moment, _, number = event_id.partition("-")
-    return int(moment), int(number or 0)
 
 
 def time_left(deadline: float | None, picture: Picture) -> float:

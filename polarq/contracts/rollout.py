@@ -182,8 +182,8 @@ class RolloutSummary(Contract):
     traces: int = 0
     sampled_tokens: int = 0
     trainable_tokens: int = 0
-    oldest_version: str | None = None
-    newest_version: str | None = None
+    versions: list[str] = []
+    """Policy versions that sampled tokens, as the engines name them, in order of appearance."""
     timing: Timing = Timing()
     payload: PayloadRef | None = None
     early_stop: EarlyStop | None = None
@@ -200,6 +200,12 @@ class RolloutResult(Contract):
     index: int = Field(ge=0)
     """Stable whole number of the rollout within its group."""
     attempt: int = Field(0, ge=0)
+    policy_version: int | None = None
+    """The run's when this attempt was claimed; None: its trainer had published none. The rollout's staleness is the
+    run's version now less this one. What really sampled is in `versions`."""
+    versions: list[str] = []
+    """Policy versions that sampled tokens, as the engines name them (text), in order of appearance; empty where they
+    name none. Token by token: `Trace.weight_versions`."""
     node_id: str | None = None
     outcome: Outcome
     reward: Reward | None = None

@@ -38,6 +38,22 @@ T = TypeVar("T")
 
 _QUEUE_DEPTH = "local n=0 for _,k in ipairs(KEYS) do n=n+redis.call('LLEN',k) end return n"
 
+_ANNOUNCE = """
+local there = redis.call('GET', KEYS[1])
+if there and ARGV[1] ~= '' and there ~= ARGV[1] then return there end
+-- Alive first: a record without that is a node that is gone.
+redis.call('SET', KEYS[1], ARGV[1] == '' and '1' or ARGV[1], 'PX', ARGV[2])
+redis.call('HSET', KEYS[2], ARGV[3], ARGV[4])
+return false
+"""
+
+_DEPART = """
+local there = redis.call('GET', KEYS[1])
+if there and ARGV[1] ~= '' and there ~= ARGV[1] then return 0 end
+redis.call('DEL', KEYS[1])
+return redis.call('HDEL', KEYS[2], ARGV[2])
+"""
+
 EARLY_SUMMARY = RolloutSummary(
     outcome=Outcome(
         state=RolloutState.CANCELLED,
@@ -184,7 +200,13 @@ class Calls:
     # --- the worker's side
 
     def claim(
-        self, rollout_id: str, node_id: str, lease_s: float, job_id: str, place: Place | None = None
+        self,
+        rollout_id: str,
+        node_id: str,
+        lease_s: float,
+        job_id: str,
+        place: Place | None = None,
+        incarnation: str = "",
     ) -> Call[Claim | Refused]:
         """Asks for the right to run a rollout. Carrying the same call out twice grants it once.
 
@@ -194,7 +216,7 @@ class Calls:
         keys = (k.task(task_id), k.rollout(rollout_id), k.leases, k.waiting, k.events, k.tasks)
         args = (
             rollout_id, node_id, int(lease_s * 1000), job_id, self.events_max, task_id, secrets.token_hex(8),
-            "" if place is None else place.as_json(),
+            "" if place is None else place.as_json(), incarnation or ("" if place is None else place.incarnation),
         )  # fmt: skip
 
         def read(reply: list[Any]) -> Claim | Refused:
@@ -203,7 +225,8 @@ class Calls:
             claimed_at = moment(reply[5])
             assert claimed_at is not None
             task = Task.model_validate(json.loads(reply[4]))
-            return Claim(decode(reply[6]), int(reply[1]), int(reply[2]), int(reply[3]) / 1000, claimed_at, task)
+            policy = None if reply[7] is None else int(reply[7])
+            return Claim(decode(reply[6]), int(reply[1]), int(reply[2]), int(reply[3]) / 1000, claimed_at, task, policy)
 
         return Call(read, script("claim"), keys, args)
 
@@ -255,30 +278,34 @@ class Calls:
 
     # --- nodes and events
 
-    def announce(self, record: NodeRecord, alive_s: float) -> Call[dict[str, str]]:
+    def announce(self, record: NodeRecord, alive_s: float, incarnation: str = "") -> Call[dict[str, str]]:
         """Writes a node's record and says that it is alive; answers its flags, `drain_over` among them once its
-        drain's deadline has passed, and `server_ms`, the server's time."""
+        drain's deadline has passed, and `server_ms`, the server's time. Where another incarnation has the node's place
+        nothing is written, and `taken_by` names it."""
         body = record.model_dump_json(exclude={"alive", "draining", "paused", "queue_depth"})
         commands = (
-            # Alive first: a record without that is a node that is gone.
-            ("SET", self.keys.node_alive(record.node_id), "1", "PX", int(alive_s * 1000)),
-            ("HSET", self.keys.nodes, record.node_id, body),
+            (
+                "EVAL", _ANNOUNCE, 2, self.keys.node_alive(record.node_id), self.keys.nodes,
+                incarnation, int(alive_s * 1000), record.node_id, body,
+            ),
             ("HGETALL", self.keys.node_flags(record.node_id)),
             ("EXISTS", self.keys.node_drain(record.node_id)),
             ("TIME",),
         )
 
         def read(replies: list[Any]) -> dict[str, str]:
-            seconds, micros = replies[4]
-            flags = {**read_hash(replies[2]), "server_ms": str(int(seconds) * 1000 + int(micros) // 1000)}
-            return {**flags, "drain_over": "1"} if "deadline" in flags and not replies[3] else flags
+            seconds, micros = replies[3]
+            flags = {**read_hash(replies[1]), "server_ms": str(int(seconds) * 1000 + int(micros) // 1000)}
+            if replies[0]:
+                flags["taken_by"] = decode(replies[0])
+            return {**flags, "drain_over": "1"} if "deadline" in flags and not replies[2] else flags
 
         return Call(read, commands=commands)
 
-    def depart(self, node_id: str) -> Call[None]:
-        """Says that a node has stopped in order."""
-        commands = (("DEL", self.keys.node_alive(node_id)), ("HDEL", self.keys.nodes, node_id))
-        return Call(lambda _: None, commands=commands)
+    def depart(self, node_id: str, incarnation: str = "") -> Call[None]:
+        """Says that a node has stopped in order; nothing where another incarnation has its place."""
+        keys = (self.keys.node_alive(node_id), self.keys.nodes)
+        return Call(lambda _: None, commands=(("EVAL", _DEPART, 2, *keys, incarnation, node_id),))
 
     def node_records(self) -> Call[list[tuple[str, str]]]:
         """(node_id, record as JSON) of every node that announced itself."""

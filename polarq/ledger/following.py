@@ -83,6 +83,12 @@ def request_metadata(keys: Keys, task_id: str) -> Call[dict[str, Any]]:
     return Call(read, commands=(("HGET", keys.task(task_id), "request"),))
 
 
+def events_after(calls: Calls, after: str, wait_s: float) -> Call[list[Event]]:
+    """Waits at the server for events after a cursor, at most `wait_s`; none when there were none."""
+    command = ("XREAD", "COUNT", 500, "BLOCK", max(1, int(wait_s * 1000)), "STREAMS", calls.keys.events, after)
+    return Call(lambda replies: stream_entries(replies[0]), commands=(command,))
+
+
 def news(calls: Calls, after: str, wait_s: float) -> Call[News]:
     """Waits at the server for events after a cursor, at most `wait_s`."""
     events = calls.keys.events
@@ -97,15 +103,15 @@ def news(calls: Calls, after: str, wait_s: float) -> Call[News]:
         if not first or not last:
             return News(found, found[-1].event_id if found else "0-0", gap=after != "0-0")
         # Trimmed: what followed the cursor may be gone. Set back: the server has lost its end, and counts anew.
-        trimmed = _position(first[0].event_id) > _position(after)
-        set_back = _position(last[0].event_id) < _position(after)
+        trimmed = position(first[0].event_id) > position(after)
+        set_back = position(last[0].event_id) < position(after)
         cursor = last[0].event_id if set_back else found[-1].event_id if found else after
         return News(found, cursor, trimmed or set_back)
 
     return Call(read, commands=commands)
 
 
-def _position(event_id: str) -> tuple[int, int]:
+def position(event_id: str) -> tuple[int, int]:
     """Event ids in their order: milliseconds, then a number within them."""
     moment, _, number = event_id.partition("-")
     return int(moment), int(number or 0)

@@ -26,7 +26,7 @@ class Keys:
         return f"{self.prefix}:{{{task_id}}}:task"
 
     def rollout(self, rollout_id: str) -> str:
-        """Hash: state, attempt, owner, fencing token, lease, stage, summary."""
+        """Hash: state, attempt, owner and its incarnation, fencing token, lease, grant, stage, losses, summary."""
         task_id, index = split_rollout_id(rollout_id)
         return f"{self.prefix}:{{{task_id}}}:rollout:{index}"
 
@@ -107,9 +107,19 @@ class Keys:
         """Set: a run's claimed rollouts. Kept beside `leases`."""
         return f"{self.prefix}:run-held:{run_id}"
 
+    def run_tasks(self, run_id: str) -> str:
+        """Sorted set: a run's tasks by when they are forgotten (server milliseconds; inf: not ended), without those of
+        which all is acknowledged."""
+        return f"{self.prefix}:run-tasks:{run_id}"
+
     def run(self, run_id: str) -> str:
         """Hash with an expiry: the policy version that the run's trainer has published."""
         return f"{self.prefix}:run:{run_id}"
+
+    @property
+    def runs_known(self) -> str:
+        """Sorted set: runs by when they are forgotten (server milliseconds; inf: a task of it has not ended)."""
+        return f"{self.prefix}:runs-known"
 
     @property
     def runs_waiting(self) -> str:
@@ -141,7 +151,7 @@ class Keys:
         return f"{self.prefix}:nodes"
 
     def node_alive(self, node_id: str) -> str:
-        """String with a short expiry: the node is there."""
+        """String with a short expiry: the node is there, and which incarnation of it (1: not said)."""
         return f"{self.prefix}:node-alive:{node_id}"
 
     def node_flags(self, node_id: str) -> str:

@@ -106,13 +106,14 @@ def look(calls: Calls, waited_s: float, most_waiting: int = WAITING_AT_ONCE) -> 
     return Call(read, script("reap_look"), (k.leases, k.waiting, k.untold), args)
 
 
-def reap_lost(calls: Calls, rollout_id: str, max_attempts: int) -> Call[Reaped]:
-    """Takes a rollout back from an owner whose lease ran out: queued again, or failed when that happened too often."""
+def reap_lost(calls: Calls, rollout_id: str, max_attempts: int, *, dead: str = "") -> Call[Reaped]:
+    """Takes a rollout back from an owner whose lease ran out, or whose incarnation is `dead`: queued again, or failed
+    when that happened too often."""
     k, task_id = calls.keys, split_rollout_id(rollout_id)[0]
     keys = (k.task(task_id), k.rollout(rollout_id), k.leases, k.events, k.tasks)
     args = (
         rollout_id, task_id, calls.events_max, k.rollout_stem(task_id), calls.keep_s, max_attempts,
-        _FAILED.model_dump_json(), _CANCELLED.model_dump_json(),
+        _FAILED.model_dump_json(), _CANCELLED.model_dump_json(), dead,
     )  # fmt: skip
     return Call(lambda reply: Reaped(*(decode(part) for part in reply)), script("reap_lost"), keys, args)
 

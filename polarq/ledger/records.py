@@ -161,6 +161,8 @@ class Claim:
     """From queued to claimed, by the server's clock."""
     claimed_at: datetime
     task: Task
+    policy_version: int | None = None
+    """The run's now; None: its trainer has published none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,14 @@ _NOW = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] /
 _OPEN = Script(
     _NOW
     + """
+local token = redis.call('HGET', KEYS[2], 'token')
+if token and token ~= ARGV[5] then return 0 end
 redis.call('HSET', KEYS[1], 'state', 'open', 'spec', ARGV[1], 'next_seq', 0)
 if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'ends_ms', string.format('%d', now + tonumber(ARGV[3]))) end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
+-- Whoever takes the rollout back closes it.
+if token then redis.call('HSET', KEYS[2], 'grant', ARGV[4]) end
+return 1
 """
 )
 
@@ -119,12 +124,16 @@ def digest_of(secret: str) -> str:
 
 
 async def open_grant(redis: Redis, keys: Keys, spec: GrantSpec, ttl_s: float) -> str:
-    """A new secret (URL-safe, 256 bits) that opens `spec` for `ttl_s` seconds. Raises `LedgerUnavailable`."""
+    """A new secret (URL-safe, 256 bits) that opens `spec` for `ttl_s` seconds, or until the ledger takes the attempt
+    back. Raises `LedgerUnavailable`, and `GrantRefused` for an attempt that is over already."""
     secret = SECRET_PREFIX + secrets.token_urlsafe(32)
+    digest = digest_of(secret)
     time_s = spec.rules.time_s
     ends_in: int | str = "" if time_s is None else int(time_s * 1000)
     arguments: list[str | bytes | int | float] = [spec.model_dump_json(), max(1, int(ttl_s * 1000)), ends_in]
-    await _OPEN.run(redis, [keys.grant(digest_of(secret))], arguments)
+    arguments += [digest, spec.token]
+    if not await _OPEN.run(redis, [keys.grant(digest), keys.rollout(spec.rollout_id)], arguments):
+        raise GrantRefused(f"this attempt of rollout '{spec.rollout_id}' is over")
     return secret
 
 

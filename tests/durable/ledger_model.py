@@ -24,6 +24,7 @@ class RolloutModel:
     token: int = 0
     owner: str = ""
     job: str = ""
+    incarnation: str = ""
     cancel: bool = False
     lease_over: bool = False
     lost: int = 0

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from polarq.contracts import Outcome, RolloutState, RolloutSummary
+from polarq.ledger import incarnations
 from polarq.ledger.reaping import mend_task, reap_lost, ring_due
 from tests.durable.ledger_model import RolloutModel
-from tests.durable.ledger_steps import LEASE_S, NODES, LedgerSteps
+from tests.durable.ledger_steps import NODES, LedgerSteps
 
 S = RolloutState
 
@@ -43,16 +44,30 @@ class ReaperSteps(LedgerSteps):
         old = data.draw(st.sampled_from([t for t in self.tickets if self.holds(t)]), label="ticket")
         rollout = self.rollout(old.rollout_id)
         self.expire(rollout)
-        call = self.calls.claim(old.rollout_id, NODES[0], LEASE_S, f"job-{NODES[0]}")
+        call = self.claim_call(old.rollout_id, NODES[0])
         self._claimed(call, rollout, NODES[0], self.do(call))
         self._commit(old, RolloutSummary(outcome=Outcome(state=S.FAILED)))
 
-    def reap_one(self, rollout: RolloutModel) -> None:
-        reaped = self.do(reap_lost(self.calls, rollout.rollout_id, MAX_ATTEMPTS))
+    @rule(node=st.sampled_from(NODES), others=st.booleans())
+    def a_worker_starts_again(self, node: str, others: bool) -> None:
+        """It takes back what the one before it held, whatever the leases say, and never what another one holds."""
+        dead = f"{node}-{self.starts[node]}"
+        self.starts[node] += 1
+        leased = self.do(incarnations.leased(self.calls))
+        assert sorted(leased) == sorted(r.rollout_id for r in self.all_rollouts() if r.active)
+        held = self.do(incarnations.holdings(self.calls, leased))
+        for holding in held:
+            rollout = self.rollout(holding.rollout_id)
+            assert (holding.owner, holding.incarnation) == (rollout.owner, rollout.incarnation)
+            if others or holding.incarnation == dead:
+                self.reap_one(rollout, dead)
+
+    def reap_one(self, rollout: RolloutModel, dead: str = "") -> None:
+        reaped = self.do(reap_lost(self.calls, rollout.rollout_id, MAX_ATTEMPTS, dead=dead))
         if not rollout.active:
             assert reaped.action == "index"
             return
-        if not rollout.lease_over:
+        if not rollout.lease_over and not (dead and rollout.incarnation == dead):
             assert reaped.action == "held"
             return
         rollout.lost += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -47,6 +48,7 @@ class LedgerSteps(RuleBasedStateMachine):
         self.committed: list[tuple[Ticket, RolloutSummary]] = []
         self.story = Story()
         self.highest: dict[str, int] = {}
+        self.starts: Counter[str] = Counter()
 
     def teardown(self) -> None:
         names = list(self.redis.scan_iter(match=f"{self.keys.prefix}:*", count=1000))
@@ -166,9 +168,12 @@ class LedgerSteps(RuleBasedStateMachine):
     @rule(data=st.data(), node=st.sampled_from(NODES))
     def claim(self, data: st.DataObject, node: str) -> None:
         rollout = self.pick(data)
-        job = f"job-{node}"
-        call = self.calls.claim(rollout.rollout_id, node, LEASE_S, job)
+        call = self.claim_call(rollout.rollout_id, node)
         self._claimed(call, rollout, node, self.do(call))
+
+    def claim_call(self, rollout_id: str, node: str) -> Call[Claim | Refused]:
+        """A claim by the node's present worker."""
+        return self.calls.claim(rollout_id, node, LEASE_S, f"job-{node}", incarnation=f"{node}-{self.starts[node]}")
 
     def _claimed(self, call: Call[Claim | Refused], rollout: RolloutModel, node: str, answer: Claim | Refused) -> None:
         if rollout.state.terminal:
@@ -182,6 +187,7 @@ class LedgerSteps(RuleBasedStateMachine):
             assert answer.task == self.tasks[answer.task.task_id].task
             rollout.lost += rollout.active
             rollout.state, rollout.owner, rollout.job = S.PREPARING, node, f"job-{node}"
+            rollout.incarnation = str(call.args[8])
             rollout.attempt, rollout.token, rollout.lease_over = answer.attempt, answer.token, False
             self.highest[rollout.rollout_id] = answer.token
             self.tickets.append(Ticket(call, rollout.rollout_id, node, answer.token, answer.attempt))
@@ -279,6 +285,7 @@ class LedgerSteps(RuleBasedStateMachine):
     def given_back(self, rollout: RolloutModel, *, counted: bool) -> None:
         """Queued again, under a token that nobody holds."""
         rollout.state, rollout.owner, rollout.job, rollout.lease_over = S.QUEUED, "", "", False
+        rollout.incarnation = ""
         rollout.token += 1
         self.highest[rollout.rollout_id] = rollout.token
         if not counted:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from polarq.contracts import RolloutState
 from polarq.testing.redis import EmbeddedRedis
-from polarq_worker.leftovers import OneWorker, clear_sandboxes
+from polarq_worker.leftovers import clear_sandboxes
 from tests.durable.evaluated import evaluated_by, stack_of
 from tests.durable.gates import PATIENCE_S, Gates, wait_for_log
 from tests.worker.conftest import commands_with, wait_until
@@ -98,21 +97,6 @@ def test_what_outlived_its_keeper_is_killed_and_other_peoples_processes_are_not(
         for process in processes:
             process.kill()
             process.wait()
-
-
-def test_while_a_worker_lives_no_other_of_its_node_touches_what_lies_there(tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from polarq_worker.leftovers import OneWorker\n"
-    code += "mine = OneWorker(Path(sys.argv[1])); print(mine.take(), flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "True\n"
-        mine = OneWorker(tmp_path)
-        assert not mine.take()
-        other.kill()
-        other.wait()
-        assert mine.take()
-        mine.release()
 
 
 def test_a_spool_that_cannot_be_written_costs_a_warning_and_no_rollout(

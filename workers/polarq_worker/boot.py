@@ -11,8 +11,9 @@ from typing import Any
 
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
+from celery.worker import state
 
-from polarq.client.client import SUBMIT_QUEUE
+from polarq.client.deployment import SUBMIT_QUEUE
 from polarq.errors import InvalidTopology, PolarqError
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, load_topology
@@ -76,6 +77,7 @@ class NodeStep(bootsteps.StartStopStep):
         worker.app.server_clock = service.presence.clock
         pool.on_give_back = service.leaving
         pool.on_freed = service.freed
+        service.presence.on_superseded = lambda: _leave(pool)
 
     def stop(self, worker: Any) -> None:
         """Warm stop: drains. A second signal gives everything back at once."""
@@ -135,6 +137,12 @@ def choose_node(queues: list[str], topology: Topology, settings: Settings) -> No
         raise InvalidTopology("worker", [f"which node is this? start it with -Q NODE (one of {listed})"])
     node_id = named[0] if named else settings.node_id or nodes[0].id
     return topology.resolve(node_id)
+
+
+def _leave(pool: EnginePool) -> None:
+    """Stops the worker as a signal would."""
+    state.should_stop = EX_CONFIG  # type: ignore[assignment]  # Celery's own signal handlers set numbers too
+    pool.wake()
 
 
 def _give_up(exc: PolarqError) -> Any:

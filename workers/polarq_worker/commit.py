@@ -60,7 +60,6 @@ def summary_of(result: RolloutResult) -> RolloutSummary:
     """What the ledger itself keeps of a result."""
     trajectory = result.trajectory
     fidelity = trajectory.fidelity if trajectory is not None else None
-    versions = fidelity.versions if fidelity is not None else []
     return RolloutSummary(
         outcome=result.outcome,
         reward=result.reward.outcome if result.reward is not None else None,
@@ -68,8 +67,7 @@ def summary_of(result: RolloutResult) -> RolloutSummary:
         traces=fidelity.traces if fidelity else 0,
         sampled_tokens=fidelity.sampled_tokens if fidelity else 0,
         trainable_tokens=fidelity.trainable_tokens if fidelity else 0,
-        oldest_version=versions[0] if versions else None,
-        newest_version=versions[-1] if versions else None,
+        versions=result.versions,
         timing=result.timing,
     )
 

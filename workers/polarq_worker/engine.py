@@ -206,6 +206,7 @@ def _never_began(claim: Claim) -> RolloutResult:
         run_id=claim.task.run_id,
         index=int(claim.rollout_id.rpartition(".")[2]),
         attempt=claim.attempt,
+        policy_version=claim.policy_version,
         outcome=Outcome(
             state=RolloutState.CANCELLED,
             boundary=Boundary.CONTROL,

@@ -17,8 +17,10 @@ from polarq.ledger.server import server_facts
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, redis_url
 from polarq_worker.engine import Engine, Stop, as_job_result
+from polarq_worker.entering import take_place
+from polarq_worker.incarnation import Incarnation
 from polarq_worker.lease_watch import LoopWatch
-from polarq_worker.leftovers import OneWorker, clear_sandboxes
+from polarq_worker.leftovers import clear_sandboxes
 from polarq_worker.patience import Patience
 from polarq_worker.presence import Presence
 from polarq_worker.proxy_process import ProxyProcess
@@ -61,7 +63,7 @@ class NodeService:
         self._loops: list[asyncio.Task[None]] = []
         self.patience = Patience()
         self._notes: set[asyncio.Task[None]] = set()
-        self._one_worker = OneWorker(self.state_dir)
+        self.incarnation = Incarnation(self.state_dir)
         self.spool = Spool(self.state_dir / "spool", topology.retention.result_s)
         self.watch = LoopWatch(topology.gateway.lease_s / 4, self._on_loop_return)
 
@@ -72,6 +74,8 @@ class NodeService:
         self._make_folders()
         self.ledger = AsyncLedger(redis_url(self.topology, self.settings), calls_for(self.topology))
         await self._check_redis()
+        self._others = await asyncio.to_thread(self.incarnation.begin)
+        await self._take_place(0)
         self.client = Client(self.topology, self.settings, self.app)
         if self.node.proxy.mode == "embedded":
             self.proxy = ProxyProcess(
@@ -85,7 +89,7 @@ class NodeService:
             run=node.max_run_workers,
             post=node.max_postrun_workers,
         )
-        place = place_of(node, self.topology)
+        place = place_of(node, self.topology, self.incarnation.id)
         self.engine = Engine(
             Services(
                 topology=self.topology,
@@ -107,6 +111,7 @@ class NodeService:
         )
         self.work = WorkSeeker(self.ledger, self.client, self.topology, self.settings, place, lambda: self.free)
         self._renewal = Renewal(self.engine, self.topology.gateway.lease_s)
+        await self._take_place(self.presence.alive_s)
         await self._clear_leftovers()
         await self.presence.look_at_proxy()
         await self.presence.clock.ask(self.ledger)
@@ -115,6 +120,8 @@ class NodeService:
         self.watch.start()
         gateway = self.topology.gateway
         self.reaper = Reaper(self.ledger, self.client, self.topology, self.settings, node.id)
+        await self.reaper.take_back_from(self._others.dead)
+        await asyncio.to_thread(self.incarnation.forget, self._others.dead)
         self._loops = [
             asyncio.create_task(self._every(self._renewal.period_s, self._renewal.renew), name="leases"),
             asyncio.create_task(self._every(gateway.heartbeat_interval_seconds, self._beat), name="heartbeat"),
@@ -133,9 +140,12 @@ class NodeService:
             loops.append(asyncio.create_task(self._every(period_s, upkeep.archive_step), name="archive"))
         return loops
 
+    async def _take_place(self, alive_s: float) -> None:
+        await take_place(self.ledger, self.node.id, self.incarnation.id, self._others, alive_s)
+
     async def _clear_leftovers(self) -> None:
         """What a killed worker of this node left: results it had finished are committed, sandboxes removed."""
-        if not self._one_worker.take():
+        if self._others.living:
             log.warning("another worker of this node lives in %s; what lies there is left to it", self.state_dir)
             return
         services = self.engine.services
@@ -203,12 +213,12 @@ class NodeService:
         if self.proxy is not None:
             await self.proxy.stop()
         await self.presence.depart()
-        await self.reaper.aclose()
+        await self.reaper.aclose(superseded=self.presence.superseded)
         await self.presence.note("node.left")
         await self.work.aclose()
         await self.ledger.aclose()
         await self._renewal.aclose()
-        self._one_worker.release()
+        await asyncio.to_thread(self.incarnation.end)
         self.client.close()
 
     def _tell(self, stopping: Sequence[ActiveRollout]) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -42,7 +43,12 @@ class Presence:
         self._settings = settings
         self._node = services.node
         self._ledger = services.ledger
-        self._alive_s = services.topology.gateway.heartbeat_interval_seconds * _ALIVE_FACTOR
+        self._incarnation = services.place.incarnation
+        self.superseded = False
+        """Another worker has taken the node's place."""
+        self.on_superseded: Callable[[], None] = lambda: None
+        """Set by the bootstep: the worker has to go."""
+        self.alive_s = services.topology.gateway.heartbeat_interval_seconds * _ALIVE_FACTOR
         self.clock = ServerClock()
         self._began = time.monotonic()
 
@@ -67,8 +73,10 @@ class Presence:
     async def announce(self) -> None:
         """Says how the node is, and does what its flags say. Raises `LedgerUnavailable`."""
         before = self.flags
-        said = await self._ledger.do(self._ledger.calls.announce(self.record(), self._alive_s))
+        said = await self._ledger.do(self._ledger.calls.announce(self.record(), self.alive_s, self._incarnation))
         self.clock.told(float(said["server_ms"]))
+        if "taken_by" in said:
+            await self._give_way(said["taken_by"])
         self.flags = Flags.read(said)
         if before.holds_back != self.flags.holds_back:
             await self.note("node.paused" if self.flags.holds_back else "node.resumed")
@@ -79,6 +87,22 @@ class Presence:
         if self.flags.drain_over and self._engine.held:
             log.info("the drain's deadline has passed: %d rollouts are given back", len(self._engine.held))
             self._engine.stop_all(Stop.RELEASE)
+
+    async def _give_way(self, other: str) -> None:
+        """Takes nothing any more. What it holds it may finish: its leases are its own."""
+        if self.superseded:
+            return
+        self.superseded = True
+        if not self._engine.stopping:
+            log.error(
+                "node %s: another worker (%s) has taken this one's place while nothing was heard of it; this one takes "
+                "nothing new, finishes what it has, and stops",
+                self._node.id,
+                other,
+            )
+            self._engine.stopping = True
+            self.on_superseded()
+        await self.note("node.superseded", by=other)
 
     async def say_leaving(self) -> None:
         """Announces the node as it is now and not at the next heartbeat."""
@@ -92,7 +116,7 @@ class Presence:
         """Takes the node's record out of the ledger."""
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                await self._ledger.do(self._ledger.calls.depart(self._node.id))
+                await self._ledger.do(self._ledger.calls.depart(self._node.id, self._incarnation))
         except (LedgerUnavailable, TimeoutError) as exc:
             log.warning("could not say goodbye to the ledger (%s); the node's record expires by itself", exc)
 

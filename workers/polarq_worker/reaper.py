@@ -11,15 +11,16 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kombu.exceptions import OperationalError
 
 from polarq.client import Client
-from polarq.client.client import FINISH_TASK, SUBMIT_QUEUE
+from polarq.client.deployment import FINISH_TASK, SUBMIT_QUEUE
 from polarq.contracts.task import split_rollout_id
 from polarq.errors import LedgerUnavailable
 from polarq.ledger import AsyncLedger
+from polarq.ledger import incarnations as places
 from polarq.ledger import reaping as steps
 from polarq.settings import Settings
 from polarq.topology import Topology
@@ -32,6 +33,7 @@ _AT_WORK = 0.02
 """Share of the time that may go into reading queues."""
 _MEND_EVERY_S = 10.0
 _TASKS_AT_ONCE = 50
+_LEASES_AT_ONCE = 1000
 
 
 class Reaper:
@@ -68,12 +70,13 @@ class Reaper:
             self._be_quiet(gateway.lease_s)
             raise
 
-    async def aclose(self) -> None:
-        """After the node said goodbye: what waits in its queue is rung elsewhere, and another worker takes the turn."""
+    async def aclose(self, *, superseded: bool = False) -> None:
+        """After the node said goodbye: what waits in its queue is rung elsewhere (or left to the worker that has
+        taken its place), and another worker takes the turn."""
         try:
             async with asyncio.timeout(5):
                 fleet = Fleet(await self.ledger.nodes(), self.topology)
-                if fleet.takers:
+                if fleet.takers and not superseded:
                     await self.doorbells.clear(self._node_id, set(), fleet, at_once=True)
                 await self.ledger.do(steps.give_turn_up(self.calls, self.me))
         except (LedgerUnavailable, TimeoutError) as exc:
@@ -105,10 +108,13 @@ class Reaper:
                 if await self.doorbells.ring_what_is_in_no_queue(due.waiting, fleet):
                     self.read_queues_at = time.monotonic() + (time.monotonic() - began) / _AT_WORK
         finally:
-            if self.counts:
-                counts = dict(self.counts)
-                self.counts.clear()
-                await self.ledger.do(steps.count_reaped(self.calls, counts))
+            await self._count()
+
+    async def _count(self) -> None:
+        if self.counts:
+            counts = dict(self.counts)
+            self.counts.clear()
+            await self.ledger.do(steps.count_reaped(self.calls, counts))
 
     async def _listen(self) -> None:
         """After a restart or a failover of Redis, workers get the time to renew what ran out meanwhile."""
@@ -123,11 +129,29 @@ class Reaper:
     # --- expired leases
 
     async def _take_back(self, expired: Sequence[str], fleet: Fleet) -> None:
+        await self._reap(dict.fromkeys(expired, ""), fleet)
+
+    async def take_back_from(self, dead: Collection[str]) -> None:
+        """What these incarnations of this node held: they are dead, so nothing waits for their leases. Raises
+        `LedgerUnavailable`."""
+        if not dead:
+            return
+        held: dict[str, str] = {}
+        leased = await self.ledger.do(places.leased(self.calls))
+        for at in range(0, len(leased), _LEASES_AT_ONCE):
+            for holding in await self.ledger.do(places.holdings(self.calls, leased[at : at + _LEASES_AT_ONCE])):
+                if holding.owner == self._node_id and holding.incarnation in dead:
+                    held[holding.rollout_id] = holding.incarnation
+        await self._reap(held, Fleet(await self.ledger.nodes(), self.topology))
+        await self._count()
+
+    async def _reap(self, lost: Mapping[str, str], fleet: Fleet) -> None:
+        """`lost`: rollouts, and the incarnation that held each if it is known to be dead."""
         most = self.topology.gateway.max_attempts
         given_back: dict[str, str] = {}
         ended: set[str] = set()
-        answers = await all_of(self.ledger, [steps.reap_lost(self.calls, rollout_id, most) for rollout_id in expired])
-        for rollout_id, reaped in zip(expired, answers, strict=True):
+        reaping = [steps.reap_lost(self.calls, rollout_id, most, dead=dead) for rollout_id, dead in lost.items()]
+        for rollout_id, reaped in zip(lost, await all_of(self.ledger, reaping), strict=True):
             if reaped.action == "held":
                 continue
             self.counts[reaped.action] += 1

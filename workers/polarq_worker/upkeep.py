@@ -10,6 +10,7 @@ import secrets
 import time
 
 from polarq.client.acknowledging import archive_task
+from polarq.client.steps import outcome_async
 from polarq.errors import ArchiveFailed
 from polarq.ledger import AsyncLedger
 from polarq.ledger.memory import MEMORY_ADVICE, MemoryLevel, memory_use
@@ -67,7 +68,7 @@ class Upkeep:
             if not await ledger.do(archive_turn(calls, self._me, _TURN_S)):
                 return
             try:
-                count = await archive_task(ledger, self._archive, task_id)
+                count = await outcome_async(ledger, archive_task(calls, self._archive, task_id))
             except ArchiveFailed as exc:
                 log.error("task %s expires soon: %s", task_id, exc)
                 return

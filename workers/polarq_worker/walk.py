@@ -281,6 +281,8 @@ class Walk:
             run_id=task.run_id,
             index=int(claim.rollout_id.rpartition(".")[2]),
             attempt=claim.attempt,
+            policy_version=claim.policy_version,
+            versions=self.trajectory.fidelity.versions if self.trajectory is not None else [],
             node_id=self.services.node.id,
             outcome=outcome,
             reward=self.reward if outcome.boundary is not Boundary.EVALUATOR else None,

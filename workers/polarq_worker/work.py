@@ -20,7 +20,7 @@ _MOST_AT_ONCE = 64
 """What is left over is found when these have been heard."""
 
 
-def place_of(node: Node, topology: Topology) -> Place:
+def place_of(node: Node, topology: Topology, incarnation: str = "") -> Place:
     """What the ledger chooses work for this node by."""
     return Place(
         node_id=node.id,
@@ -29,6 +29,7 @@ def place_of(node: Node, topology: Topology) -> Place:
         runtimes=names("runtimes"),
         default_runtime=node.default_runtime is not None,
         runs=topology.limits.runs,
+        incarnation=incarnation,
     )
 
 

@@ -29,6 +29,9 @@ for _, r in ipairs(new) do
 end
 for _, r in ipairs(new) do redis.call('HSET', stem .. r[1], 'acknowledged_ms', now) end
 if #new > 0 then
+  if redis.call('HINCRBY', task, 'acknowledged', #new) >= num then
+    redis.call('ZREM', beside(events, 'run-tasks:' .. redis.call('HGET', task, 'run_id')), task_id)
+  end
   emit(events, ARGV[2], 'task.acknowledged', {task_id = task_id, sessions = #new})
 end
 return {'ok', #new}

@@ -1,5 +1,5 @@
 -- KEYS task, rollout, leases, waiting, events, tasks
--- ARGV rollout_id, node_id, lease_ms, job_id, events_max, task_id, nonce, node as JSON ('' for none)
+-- ARGV rollout_id, node_id, lease_ms, job_id, events_max, task_id, nonce, node as JSON ('' for none), incarnation
 -- With a node, the named rollout is a hint: what stands first in line and fits the node is claimed, and only where
 -- nothing does the named one is looked at.
 local task, rollout, leases, waiting, events, tasks = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -31,7 +31,7 @@ local now = now_ms()
 if r[5] == ARGV[7] and state ~= 'queued' then
   -- The same claim once more: the answer to the first got lost on its way.
   return {'granted', tonumber(r[6]), tonumber(r[7]), tonumber(r[8]) - tonumber(r[4]),
-    redis.call('HGET', task, 'request'), tonumber(r[8]), rollout_id}
+    redis.call('HGET', task, 'request'), tonumber(r[8]), rollout_id, redis.call('HGET', rollout, 'policy_version')}
 end
 local run = redis.call('HGET', task, 'run_id')
 if redis.call('SISMEMBER', beside(leases, 'runs-paused'), run) == 1 then return {'held', 'run ' .. run .. ' is paused'} end
@@ -39,6 +39,7 @@ if state ~= 'queued' then
   if tonumber(r[2] or 0) > now then return {'busy', r[3]} end
   -- Its lease ran out and nobody has given it back yet: this claim is the next attempt.
   note_loss(rollout, r[3], state, r[6], 'lease_expired', now)
+  shut(leases, rollout)
 elseif not may(state, 'preparing') then
   return {'busy', ''}
 else
@@ -47,7 +48,7 @@ end
 local attempt = redis.call('HINCRBY', rollout, 'attempt', 1)
 local token = redis.call('HINCRBY', rollout, 'token', 1)
 redis.call('HSET', rollout, 'state', 'preparing', 'owner', node_id, 'lease_ms', now + lease, 'claimed_ms', now,
-  'stage_ms', now, 'job_id', job_id, 'nonce', ARGV[7])
+  'stage_ms', now, 'job_id', job_id, 'nonce', ARGV[7], 'incarnation', ARGV[9])
 -- Which policy was the newest when this attempt began.
 local policy = redis.call('HMGET', beside(leases, 'run:' .. run), 'policy_version', 'keep_s')
 if policy[1] then
@@ -65,4 +66,4 @@ end
 touch(task, tasks, task_id, now)
 emit(events, max, 'session.state_changed', {task_id = task_id, session_id = rollout_id, status = 'preparing',
   node_id = node_id, attempt = attempt})
-return {'granted', attempt, token, now - tonumber(r[4]), redis.call('HGET', task, 'request'), now, rollout_id}
+return {'granted', attempt, token, now - tonumber(r[4]), redis.call('HGET', task, 'request'), now, rollout_id, policy[1]}

@@ -14,7 +14,7 @@ end
 if r[2] ~= token or not may(r[1], to) or r[1] == 'queued' then return {'lost', r[1]} end
 local now = now_ms()
 redis.call('HSET', rollout, 'state', to, 'summary', ARGV[4], 'ended_ms', now)
-redis.call('HDEL', rollout, 'lease_ms')
+redis.call('HDEL', rollout, 'lease_ms', 'grant')
 be_over(leases, task, rollout_id)
 redis.call('HINCRBY', task, to, 1)
 touch(task, tasks, task_id, now)

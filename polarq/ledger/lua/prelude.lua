@@ -78,9 +78,36 @@ local function ended(task)
   return tonumber(c[1] or 0) + tonumber(c[2] or 0) + tonumber(c[3] or 0) + tonumber(c[4] or 0)
 end
 
+-- Keeps `member` in a sorted set for `keep_s` from now on (nil: until that is said), and the set as long as its last.
+local function keep_until(key, member, now, keep_s)
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
+  redis.call('ZADD', key, keep_s and now + keep_s * 1000 or 'inf', member)
+  local open = redis.call('ZCOUNT', key, 'inf', 'inf') > 0
+  if open then redis.call('PERSIST', key) else redis.call('EXPIRE', key, keep_s) end
+end
+
+-- A run's tasks and the runs are remembered as long as their results. `keep_s` nil: the task has not ended.
+local function remember(index, run, task_id, now, keep_s)
+  local own, known = beside(index, 'run-tasks:' .. run), beside(index, 'runs-known')
+  keep_until(own, task_id, now, keep_s)
+  if not keep_s or redis.call('ZCOUNT', own, 'inf', 'inf') == 0 then keep_until(known, run, now, keep_s) end
+end
+
 local function touch(task, tasks, task_id, now)
   redis.call('HSET', task, 'updated_ms', now)
   redis.call('ZADD', tasks, now, task_id)
+end
+
+-- The session secret of an attempt that is over opens nothing any more. An hour on, nobody asks for it.
+local function shut(index, rollout)
+  local digest = redis.call('HGET', rollout, 'grant')
+  if not digest then return end
+  local grant = beside(index, 'grant:' .. digest)
+  if redis.call('HGET', grant, 'state') == 'open' then
+    redis.call('HSET', grant, 'state', 'closed')
+    redis.call('PEXPIRE', grant, 3600000)
+  end
+  redis.call('HDEL', rollout, 'grant')
 end
 
 -- How a rollout's attempts lost their nodes is kept with it, the newest ones. Returns how many there were.
@@ -128,6 +155,7 @@ local function finish(task, events, max, stem, task_id, keep_s, now)
   if redis.call('HGET', task, 'cancel') == '1' then state = 'cancelled' end
   redis.call('HSET', task, 'state', state, 'ended_ms', now)
   redis.call('EXPIRE', task, keep_s)
+  remember(events, redis.call('HGET', task, 'run_id'), task_id, now, tonumber(keep_s))
   -- Whoever ended it tells Celery and the callback; should that one die first, the reaper finds it here.
   redis.call('ZADD', beside(events, 'untold'), now + 10000, task_id)
   for i = 0, num - 1 do redis.call('EXPIRE', stem .. i, keep_s) end

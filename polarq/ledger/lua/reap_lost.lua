@@ -1,10 +1,11 @@
--- Takes one rollout back from an owner that let its lease run out. All is looked at again here: a renewal, a commit or
--- another reaper that came first wins.
+-- Takes one rollout back from an owner that let its lease run out, or that is known to be dead. All is looked at again
+-- here: a renewal, a commit or another reaper that came first wins.
 -- KEYS task, rollout, leases, events, tasks
--- ARGV rollout_id, task_id, events_max, stem, keep_s, max_attempts, summary of a failure, summary of a cancel
+-- ARGV rollout_id, task_id, events_max, stem, keep_s, max_attempts, summary of a failure, summary of a cancel,
+--   the incarnation that is known to be dead ('' for none)
 local task, rollout, leases, events, tasks = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local id, task_id, max = ARGV[1], ARGV[2], ARGV[3]
-local r = redis.call('HMGET', rollout, 'state', 'token', 'owner', 'lease_ms', 'attempt', 'cancel', 'why')
+local r = redis.call('HMGET', rollout, 'state', 'token', 'owner', 'lease_ms', 'attempt', 'cancel', 'why', 'incarnation')
 local state, owner = r[1], r[3] or ''
 if not state or redis.call('EXISTS', task) == 0 then
   forget(leases, id)
@@ -20,14 +21,20 @@ if state == 'queued' then
   else wait_in_line(leases, task, id, now) end
   return {'index', owner, ''}
 end
-local lease = tonumber(r[4] or 0)
-if lease > now then
+local lease, incarnation = tonumber(r[4] or 0), r[8] or ''
+local dead = incarnation ~= '' and incarnation == ARGV[9]
+if lease > now and not dead then
   redis.call('ZADD', leases, lease, id)
   return {'held', owner, ''}
 end
 
-local cause = 'lease_expired'
-if redis.call('EXISTS', beside(leases, 'node-alive:' .. owner)) == 0 then cause = 'node_gone' end
+local cause, there = 'lease_expired', redis.call('GET', beside(leases, 'node-alive:' .. owner))
+if dead or (there and incarnation ~= '' and there ~= incarnation) then
+  cause = 'worker_gone'
+elseif not there then
+  cause = 'node_gone'
+end
+shut(leases, rollout)
 local lost, kept = note_loss(rollout, owner, state, r[5], cause, now)
 -- A new token, so that nothing the old owner still holds can commit.
 redis.call('HINCRBY', rollout, 'token', 1)
@@ -41,13 +48,17 @@ local function end_as(to, summary)
     reward = cjson.null, reason = cause})
 end
 
+local HOW = {
+  node_gone = 'the node was gone', worker_gone = 'its worker was gone', lease_expired = 'its lease was not renewed',
+}
+
 local function story()
   local lines = {}
   for i, loss in ipairs(kept) do
     local s = math.floor(loss.at_ms / 1000) % 86400
     lines[i] = string.format('attempt %d on %s while %s, at %02d:%02d:%02d UTC (%s)', loss.attempt, loss.node, loss.stage,
       math.floor(s / 3600), math.floor(s / 60) % 60, s % 60,
-      loss.cause == 'node_gone' and 'the node was gone' or 'its lease was not renewed')
+      HOW[loss.cause])
   end
   return table.concat(lines, '; ')
 end
@@ -63,7 +74,7 @@ emit(events, max, 'session.reaped', {task_id = task_id, session_id = id, node_id
 touch(task, tasks, task_id, now)
 if action == 'queued' then
   redis.call('HSET', rollout, 'state', 'queued', 'queued_ms', now, 'released_by', owner)
-  redis.call('HDEL', rollout, 'owner', 'job_id')
+  redis.call('HDEL', rollout, 'owner', 'job_id', 'incarnation')
   wait_in_line(leases, task, id, now)
   redis.call('HINCRBY', task, 'queued', 1)
   emit(events, max, 'session.state_changed', {task_id = task_id, session_id = id, status = 'queued',

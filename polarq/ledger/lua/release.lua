@@ -9,7 +9,8 @@ if ARGV[3] ~= '1' then redis.call('HINCRBY', rollout, 'attempt', -1) end
 -- A new token, so that nothing the old owner still holds can commit.
 redis.call('HINCRBY', rollout, 'token', 1)
 redis.call('HSET', rollout, 'state', 'queued', 'queued_ms', now, 'released_by', r[3])
-redis.call('HDEL', rollout, 'owner', 'lease_ms', 'job_id')
+redis.call('HDEL', rollout, 'owner', 'lease_ms', 'job_id', 'incarnation')
+shut(leases, rollout)
 wait_in_line(waiting, task, ARGV[1], now)
 redis.call('HINCRBY', task, 'queued', 1)
 touch(task, tasks, ARGV[5], now)

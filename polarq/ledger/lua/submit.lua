@@ -30,6 +30,7 @@ for i = 0, num - 1 do
   redis.call('HSET', stem .. i, 'state', 'queued', 'attempt', 0, 'token', 0, 'queued_ms', now)
   wait_in_line(waiting, task, task_id .. '.' .. i, now)
 end
+remember(waiting, run_id, task_id, now)
 redis.call('ZADD', tasks, now, task_id)
 redis.call('ZREMRANGEBYSCORE', tasks, '-inf', now - tonumber(ARGV[11]) * 1000)
 emit(events, max, 'task.created', {task_id = task_id, status = 'running', harness = ARGV[7], model = ARGV[8],
