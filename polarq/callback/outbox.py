@@ -47,7 +47,7 @@ def record_attempt(keys: Keys, task_id: str, attempt: CallbackAttempt, keep_s: i
 def attempts(keys: Keys, task_id: str) -> Call[list[CallbackAttempt]]:
     """Every kept try of a task's callback, oldest first."""
     command = ("LRANGE", keys.callbacks(task_id), 0, -1)
-    return Call(lambda replies: [CallbackAttempt.model_validate_json(r) for r in replies[0]], commands=(command,))
+    return Call(lambda replies: [CallbackAttempt.stored(r) for r in replies[0]], commands=(command,))
 
 
 def _claim(keys: Keys, task_id: str, owner: str, claim_s: float) -> Call[bool]:

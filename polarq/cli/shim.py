@@ -247,7 +247,7 @@ def _frames(lines: Iterator[str]) -> Iterator[Event]:
 def _node(info: Mapping[str, Any]) -> NodeRecord:
     if "node" not in info:
         raise Unreachable("this server lists nodes as Polar does; polarq needs a polarq shim")
-    return NodeRecord.model_validate(info["node"])
+    return NodeRecord.stored(info["node"])
 
 
 def _run(row: Mapping[str, Any]) -> RunState:

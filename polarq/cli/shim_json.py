@@ -36,7 +36,7 @@ def picture_of(status: Json, sessions: Json) -> Picture:
         task_id=str(status["task_id"]),
         run_id=str(status.get("run_id", "")),
         state=TaskState.COMPLETED if status["status"] == "failed" else TaskState(status["status"]),
-        counts=TaskCounts.model_validate(status["counts"]) if "counts" in status else _counts(rows),
+        counts=TaskCounts.stored(status["counts"]) if "counts" in status else _counts(rows),
         rows=tuple(rows),
         created_at=moment(status.get("created_at")),
         updated_at=moment(status.get("updated_at")),
@@ -45,7 +45,7 @@ def picture_of(status: Json, sessions: Json) -> Picture:
 
 
 def _row(index: int, session: Json) -> Row:
-    outcome = Outcome.model_validate(session["outcome"]) if session.get("outcome") else None
+    outcome = Outcome.stored(session["outcome"]) if session.get("outcome") else None
     state = outcome.state if outcome else _STATES.get(str(session["status"]), RolloutState.QUEUED)
     summary = session.get("summary", {})
     return Row(
@@ -59,7 +59,7 @@ def _row(index: int, session: Json) -> Row:
         calls=summary.get("calls"),
         traces=summary.get("traces"),
         sampled_tokens=summary.get("sampled_tokens"),
-        timing=Timing.model_validate(summary.get("timing", {})),
+        timing=Timing.stored(summary.get("timing", {})),
     )
 
 
@@ -75,7 +75,7 @@ def task_line_of(row: Json) -> TaskLine:
         task_id=str(row["task_id"]),
         run_id=str(row.get("run_id", "")),
         state=TaskState.COMPLETED if row["status"] == "failed" else TaskState(row["status"]),
-        counts=TaskCounts.model_validate(row["counts"])
+        counts=TaskCounts.stored(row["counts"])
         if "counts" in row
         else TaskCounts(total=row["num_samples"], completed=row["completed_sessions"]),
         harness=str(row.get("harness", "")),
@@ -88,7 +88,7 @@ def task_line_of(row: Json) -> TaskLine:
 def result_of(session: Json) -> RolloutResult:
     """An ended session with its trajectory, as the contract."""
     own = {key: value for key, value in session["rollout"].items() if key != "payload_problem"}
-    return RolloutResult.model_validate(
+    return RolloutResult.stored(
         {
             **own,
             "task_id": session["task_id"],
@@ -106,7 +106,7 @@ def _trajectory(trajectory: Json) -> Trajectory | None:
     return Trajectory(
         builder=str(metadata.get("builder", "")),
         traces=[_trace(index, trace) for index, trace in enumerate(trajectory["traces"])],
-        fidelity=Fidelity.model_validate(metadata["fidelity"]),
+        fidelity=Fidelity.stored(metadata["fidelity"]),
     )
 
 
@@ -114,7 +114,7 @@ def _trace(index: int, trace: Json) -> Trace:
     metadata = dict(trace.get("metadata", {}))
     own = metadata.pop("polarq", {})
     body = {key: value for key, value in trace.items() if key not in {"metadata", "response_logprobs"}}
-    return Trace.model_validate(
+    return Trace.stored(
         {"index": index, **body, **own, "logprobs": trace.get("response_logprobs") or [], "metadata": metadata}
     )
 

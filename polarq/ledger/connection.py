@@ -248,7 +248,7 @@ def merge_nodes(rows: list[tuple[str, str]], states: dict[str, tuple[bool, dict[
     records = []
     for node_id, body in rows:
         alive, flags, depth = states[node_id]
-        record = NodeRecord.model_validate_json(body)
+        record = NodeRecord.stored(body)
         records.append(
             record.model_copy(
                 update={

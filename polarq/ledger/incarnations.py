@@ -49,7 +49,7 @@ def enter(
     def read(reply: list[Any]) -> Holder | None:
         if decode(reply[0]) == "entered":
             return None
-        record = NodeRecord.model_validate_json(reply[3]) if reply[3] else None
+        record = NodeRecord.stored(reply[3]) if reply[3] else None
         return Holder(decode(reply[1]), int(reply[2]) / 1000, record)
 
     return Call(read, script("enter"), (calls.keys.node_alive(node_id), calls.keys.nodes), args)

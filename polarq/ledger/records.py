@@ -63,7 +63,7 @@ class RolloutRecord:
             claimed_at=moment(fields.get("claimed_ms")),
             stage_at=moment(fields.get("stage_ms")),
             ended_at=moment(fields.get("ended_ms")),
-            summary=RolloutSummary.model_validate_json(summary) if summary else None,
+            summary=RolloutSummary.stored(summary) if summary else None,
             acknowledged_at=moment(fields.get("acknowledged_ms")),
             policy_version=int(fields["policy_version"]) if "policy_version" in fields else None,
         )

@@ -292,7 +292,7 @@ def _whole(
             messages = earlier[message_base].messages[:old] + messages
         if tools_base is not None:
             tools = earlier[tools_base].tools
-        completion = Completion.model_validate(
+        completion = Completion.stored(
             {
                 **own,
                 **record["fields"],

@@ -70,7 +70,7 @@ def get_payload(ref: PayloadRef) -> Call[RolloutResult]:
         data = b"".join(parts)
         if hashlib.sha256(data).hexdigest() != ref.sha256:
             raise PayloadCorrupt(f"payload {ref.key} does not match its checksum; its bytes were damaged in the store")
-        result = RolloutResult.model_validate(unpack(data))
+        result = RolloutResult.stored(unpack(data))
         return result.model_copy(update={"payload": ref})
 
     return Call(read, commands=commands)
