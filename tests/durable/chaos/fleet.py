@@ -11,6 +11,7 @@ from pathlib import Path
 
 from polarq.testing.redis import EmbeddedRedis
 from polarq.testing.stack import LocalStack
+from tests.durable.chaos.receiver import SECRET
 
 NODES = ("node0", "node1", "node2")
 LEASE_S = 4.0
@@ -50,6 +51,7 @@ class Fleet:
                 }
             },
             redis=self.redis,
+            env={"POLARQ_CALLBACK_SECRET": SECRET},
             bound=True,
         )
 

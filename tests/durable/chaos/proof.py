@@ -16,12 +16,15 @@ from polarq.contracts.rollout import RolloutResult, RolloutState, RolloutSummary
 from polarq.errors import PolarqError, TaskNotFound
 from polarq.ledger import TaskRecord
 from tests.durable.chaos.fleet import NODES, Fleet
-from tests.durable.chaos.load import AGENT_S, Load, summary_text
+from tests.durable.chaos.load import AGENT_S, TAKEN, Load, summary_text
+from tests.durable.chaos.receiver import Receiver
 from tests.durable.chaos.trouble import Killed, Trouble
 from tests.durable.key_layout import strangers
 
 ALL_ENDED_S = 240.0
 TIDY_S = 60.0
+CALLED_BACK_S = 150.0
+"""What a killed worker had begun to tell is told by another one in its time."""
 TOGETHER_S = 1.0
 """How long an attempt may outlast the beginning of the next one: ending a process takes a moment on a busy machine."""
 
@@ -43,6 +46,7 @@ class Proof:
     fleet: Fleet
     load: Load
     trouble: Trouble
+    receiver: Receiver
     log: Path
     broken: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
@@ -72,6 +76,34 @@ class Proof:
                 where = [(r.rollout_id, r.state.value, r.owner) for r in self.client.record(task_id).rollouts]
                 self.broken.append(f"{task_id} has not ended after {ALL_ENDED_S:g} s: {where}")
         self.figures["from the last trouble to the last end"] = f"{time.monotonic() - began:.1f} s"
+
+    def all_is_taken(self) -> None:
+        """The trainer got each result of its run."""
+        wanted = {
+            task.rollout_id(i)
+            for task in self.load.submitted.values()
+            if task.run_id == TAKEN
+            for i in range(task.num_samples)
+        }
+        if not _within(TIDY_S, lambda: wanted <= self.load.taken.keys()):
+            self.broken.append(f"the trainer never got {sorted(wanted - self.load.taken.keys())}")
+        self.figures["results taken and acknowledged"] = len(self.load.taken)
+
+    def all_is_called_back(self) -> None:
+        """Each task that names an address was told there at least once, signed, under one delivery id, as it ended."""
+        wanted = {task_id for task_id, task in self.load.submitted.items() if task.callback_url is not None}
+        took = self.receiver.took
+        if not _within(CALLED_BACK_S, lambda: wanted <= took.keys()):
+            self.broken.append(f"no callback came for {sorted(wanted - took.keys())}")
+        for task_id, deliveries in sorted(took.items()):
+            if len(set(deliveries)) > 1:
+                self.broken.append(f"the callbacks of {task_id} have several ids: {deliveries}")
+            if task_id not in wanted:
+                self.broken.append(f"{task_id} asked for no callback and got one")
+        if self.receiver.unsigned:
+            self.broken.append(f"callbacks came without a signature that holds: {self.receiver.unsigned}")
+        again = sum(len(deliveries) - 1 for deliveries in took.values())
+        self.figures["callbacks"] = f"{len(took)}, {again} of them twice, {self.receiver.unwell} refused for a while"
 
     def nodes_are_empty(self) -> None:
         """Sandboxes, leases, queues: nothing is left on a node that has nothing to do."""
@@ -105,6 +137,8 @@ class Proof:
             except TaskNotFound:
                 continue  # said already
             self._counters_fit(record)
+            if said_back := self.receiver.states.get(task_id, set()) - {record.state.value}:
+                self.broken.append(f"the callback of {task_id} said {said_back}, and it is {record.state.value}")
             for rollout in record.rollouts:
                 if not rollout.state.terminal or rollout.summary is None:
                     self.broken.append(f"{rollout.rollout_id} is {rollout.state.value} and has no end")
@@ -139,8 +173,9 @@ class Proof:
             if summary.outcome.state is not RolloutState.CANCELLED:
                 self.broken.append(f"{rollout_id} {summary.outcome.state.value} without a payload")
             return
+        taken = self.load.taken.get(rollout_id)
         try:
-            result = self.client.rollout(rollout_id)
+            result = self.client.rollout(rollout_id) if taken is None else taken
         except PolarqError as exc:
             self.broken.append(f"the payload of {rollout_id} cannot be read: {exc}")
             return

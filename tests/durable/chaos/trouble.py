@@ -58,6 +58,7 @@ class Trouble:
     def run(self, seconds: float) -> None:
         ways = [self.kill_worker] * 4 + [self.stop_worker, self.drain_worker, self.kill_proxy, self.cut_connections] * 2
         ways += [self.kill_redis, self.cancel_task, self.cancel_task, self.cancel_rollout, self.pause_inference]
+        ways += [self.restart_all, self.lose_messages, self.double_messages, self.forget_scripts]
         until = time.monotonic() + seconds
         next_at = time.monotonic() + 2.0
         while time.monotonic() < until:
@@ -146,8 +147,10 @@ class Trouble:
 
     def drain_worker(self) -> None:
         node = self._a_node()
-        if node is None:
-            return
+        if node is not None:
+            self._drain(node, lambda: None)
+
+    def _drain(self, node: str, then: Callable[[], None]) -> None:
         self._did("worker drained", node)
         self.fleet.signal_worker(node, signal.SIGTERM)
         self._busy.add(node)
@@ -156,14 +159,30 @@ class Trouble:
         def look() -> None:
             if self.fleet.worker_ended(node):
                 self._back(node)
+                then()
             elif time.monotonic() > deadline:
                 self.problems.append(f"{node} was told to stop and did not within {DRAIN_LIMIT_S:g} s")
                 self.fleet.kill_worker(node)
                 self._back(node)
+                then()
             else:
                 self._after(0.2, look)
 
         self._after(0.2, look)
+
+    def restart_all(self) -> None:
+        """A rolling restart: each in turn, the next one when the one before has ended and is started again."""
+        if self._busy:
+            return
+        self._did("all workers restarted, one after another")
+
+        def next_of(left: tuple[str, ...]) -> None:
+            if left and left[0] in self._busy:
+                self._after(0.5, lambda: next_of(left))
+            elif left:
+                self._drain(left[0], lambda: next_of(left[1:]))
+
+        next_of(NODES)
 
     def kill_proxy(self) -> None:
         node = self._a_node()
@@ -175,6 +194,26 @@ class Trouble:
         with redis.Redis.from_url(self.fleet.redis.url) as client:
             for kind in ("normal", "pubsub"):
                 client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+
+    def lose_messages(self) -> None:
+        self._in_queues("messages lost", lambda queues, name, _: queues.delete(name))
+
+    def double_messages(self) -> None:
+        self._in_queues("messages doubled", lambda queues, name, messages: queues.rpush(name, *messages))
+
+    def _in_queues(self, what: str, change: Callable[[redis.Redis, str, list[bytes]], object]) -> None:
+        """Done to each queue of a node that holds messages now."""
+        keys = self.fleet.stack.client.ledger.calls.keys
+        with redis.Redis.from_url(self.fleet.redis.url) as client:
+            for name in (name for node in NODES for name in keys.queue_lists(node)):
+                if messages := client.lrange(name, 0, -1):
+                    change(client, name, messages)
+                    self._did(what, f"{len(messages)} of {name}")
+
+    def forget_scripts(self) -> None:
+        self._did("scripts forgotten")
+        with redis.Redis.from_url(self.fleet.redis.url) as client:
+            client.script_flush()
 
     def kill_redis(self) -> None:
         away_s = self.chance.uniform(0.2, 1.5 * LEASE_S)
