@@ -35,7 +35,7 @@ BREAKS: dict[str, Swaps] = {
     "a commit leaves its lease": {"commit": ("be_over(leases, task, rollout_id)", "")},
     "a commit is not counted": {"commit": ("redis.call('HINCRBY', task, to, 1)", "")},
     "a lease does not protect": {"claim": ("> now then return {'busy'", "< 0 then return {'busy'")},
-    "a token is given out twice": {"claim": ("redis.call('HINCRBY', rollout, 'token', 1)", "1")},
+    "a token is given out twice": {"claim": ("redis.call('HINCRBY', rollout, 'token', 1 + salt)", "1")},
     "a repeated claim counts twice": {"claim": ("r[5] == ARGV[7] and", "false and")},
     "a claimed rollout still waits": {"claim": ("be_held(leases, task, rollout_id, now + lease)", "")},
     "a released rollout is not queued": {"release": ("wait_in_line(waiting, task, ARGV[1], now)", "")},

@@ -46,7 +46,12 @@ else
   redis.call('HINCRBY', task, 'queued', -1)
 end
 local attempt = redis.call('HINCRBY', rollout, 'attempt', 1)
-local token = redis.call('HINCRBY', rollout, 'token', 1)
+-- Not just the next number: a claim that a failover lost may have given that one out, and its holder lives.
+local salt = tonumber(string.sub(ARGV[7], 1, 6), 16)
+local token = redis.call('HINCRBY', rollout, 'token', 1 + salt)
+local tries = redis.call('HGET', rollout, 'tries') or ''
+if #tries > 1000 then tries = string.gsub(tries, '^%S+ ', '') end
+redis.call('HSET', rollout, 'tries', tries .. attempt .. '-' .. token .. ' ')
 redis.call('HSET', rollout, 'state', 'preparing', 'owner', node_id, 'lease_ms', now + lease, 'claimed_ms', now,
   'stage_ms', now, 'job_id', job_id, 'nonce', ARGV[7], 'incarnation', ARGV[9])
 -- Which policy was the newest when this attempt began.
