@@ -75,6 +75,7 @@ class NodeService:
         self.ledger = AsyncLedger(redis_url(self.topology, self.settings), calls_for(self.topology))
         await self._check_redis()
         self._others = await asyncio.to_thread(self.incarnation.begin)
+        self.incarnation.say_how_it_ends()
         await self._take_place(0)
         self.client = Client(self.topology, self.settings, self.app)
         if self.node.proxy.mode == "embedded":
@@ -109,7 +110,15 @@ class NodeService:
         self.telling = Telling(
             self.app, self.client, self.ledger, self.topology, self.settings.callback_secret, self.pool.loop
         )
-        self.work = WorkSeeker(self.ledger, self.client, self.topology, self.settings, place, lambda: self.free)
+        self.work = WorkSeeker(
+            self.ledger,
+            self.client,
+            self.topology,
+            self.settings,
+            place,
+            capacity=lambda: self.capacity,
+            in_flight=lambda: self.pool.in_flight,
+        )
         self._renewal = Renewal(self.engine, self.topology.gateway.lease_s)
         await self._take_place(self.presence.alive_s)
         await self._clear_leftovers()
@@ -130,6 +139,8 @@ class NodeService:
             asyncio.create_task(self._every(gateway.reap_interval_s, self.reaper.step), name="reaper"),
             *self._upkeep_loops(),
         ]
+        # What has waited for this node has no message in its queue.
+        self._freed.set()
         log.info("node %s is up: proxy %s, capacity %d", node.id, node.proxy_url, node.capacity)
 
     def _upkeep_loops(self) -> list[asyncio.Task[None]]:
@@ -251,13 +262,11 @@ class NodeService:
         """Rollouts that may be in flight now."""
         return self.presence.capacity
 
-    @property
-    def free(self) -> int:
-        """Rollouts it would take now beside those in flight."""
-        return self.capacity - self.pool.in_flight
-
     def run_job(self, rollout_id: str, job_id: str) -> dict[str, Any] | None:
         """Runs one doorbell in the calling thread; see `polarq.tasks.RolloutRunner`."""
+        if self.pool.in_flight < self.capacity:
+            # A doorbell came and there is more room: more may wait than was rung for.
+            self.freed()
         try:
             ended = self.pool.run(self.engine.run(rollout_id, job_id))
         except LedgerUnavailable as exc:
@@ -313,6 +322,7 @@ class NodeService:
         await self.work.seek()
 
     async def _beat(self) -> None:
+        await asyncio.to_thread(self.incarnation.beat)
         await self.presence.look_at_proxy()
         await self.presence.announce()
         self.pool.wake()
