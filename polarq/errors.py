@@ -69,6 +69,10 @@ class NotQueued(LedgerUnavailable):
     Submitting it again is safe, and does the rest."""
 
 
+class NotPaused(PolarqError):
+    """Model calls were still in flight when the time was up. The pause holds until it is resumed or its lease ends."""
+
+
 class PayloadMissing(PolarqError):
     """A committed payload is not in the store (expired or evicted)."""
 

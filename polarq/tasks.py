@@ -146,6 +146,8 @@ class RunRollout(CeleryTask):  # type: ignore[type-arg]
     name = RUN_ROLLOUT
     Request = "polarq_worker.requests:RolloutRequest"
     ignore_result = False
+    # Its body runs when the rollout is over; that it began is told by an event, and by the ledger.
+    track_started = False
 
     def run(self, rollout_id: str, attempt: int = 0) -> dict[str, Any]:
         runner: RolloutRunner | None = getattr(self.app, "rollout_runner", None)

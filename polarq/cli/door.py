@@ -14,6 +14,7 @@ from typing import Protocol, Self
 
 from polarq.cli.picture import Picture, TaskLine
 from polarq.client import Client
+from polarq.client.pausing import InferenceState
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult
@@ -23,6 +24,7 @@ from polarq.ledger import without_password
 from polarq.ledger.control import RunState
 from polarq.ledger.following import position
 from polarq.settings import Settings
+from polarq.store.pauses import PauseMode
 from polarq.topology import load_topology
 
 WAIT_STEP_S = 5.0
@@ -89,7 +91,19 @@ class Door(Protocol):
 
     def runs(self) -> list[RunState]: ...
 
+    def run(self, run_id: str) -> RunState: ...
+
     def pause_run(self, run_id: str, on: bool) -> RunState: ...
+
+    def set_policy_version(self, run_id: str, version: int) -> RunState: ...
+
+    def inference_state(self, run_id: str | None) -> InferenceState: ...
+
+    def pause_inference(self, mode: PauseMode, timeout_s: float, lease_s: float, run_id: str | None) -> InferenceState:
+        """Holds model calls back. Raises `NotPaused`."""
+        ...
+
+    def resume_inference(self, run_id: str | None) -> InferenceState: ...
 
     def events(self, task_id: str | None, after: str | None) -> Iterator[Event]:
         """Events as they happen; of one task from its start to its end."""
@@ -158,6 +172,22 @@ class RedisDoor:
 
     def runs(self) -> list[RunState]:
         return self.client.runs()
+
+    def run(self, run_id: str) -> RunState:
+        return self.client.run(run_id)
+
+    def set_policy_version(self, run_id: str, version: int) -> RunState:
+        return self.client.set_policy_version(run_id, version)
+
+    def inference_state(self, run_id: str | None) -> InferenceState:
+        return self.client.inference_state(run_id)
+
+    def pause_inference(self, mode: PauseMode, timeout_s: float, lease_s: float, run_id: str | None) -> InferenceState:
+        return self.client.pause_inference(mode=mode, timeout_s=timeout_s, lease_s=lease_s, run_id=run_id)
+
+    def resume_inference(self, run_id: str | None) -> InferenceState:
+        self.client.resume_inference(run_id)
+        return self.client.inference_state(run_id)
 
     def pause_run(self, run_id: str, on: bool) -> RunState:
         return self.client.pause_run(run_id) if on else self.client.resume_run(run_id)

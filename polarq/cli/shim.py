@@ -15,7 +15,8 @@ from polarq.cli.checks.ledger import is_loopback
 from polarq.cli.door import Accepted, Stopped, Update, time_left
 from polarq.cli.outcome import Unreachable, Unusable
 from polarq.cli.picture import Picture, TaskLine
-from polarq.cli.shim_json import event_of, picture_of, result_of, task_line_of
+from polarq.cli.shim_json import event_of, inference_of, picture_of, result_of, task_line_of
+from polarq.client.pausing import InferenceState
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult
@@ -25,12 +26,14 @@ from polarq.errors import (
     InvalidTask,
     NodeNotFound,
     NotEnded,
+    NotPaused,
     PayloadMissing,
     QueueFull,
     TaskConflict,
     TaskNotFound,
 )
 from polarq.ledger.control import RunState
+from polarq.store.pauses import PauseMode
 
 CONNECT_S = 10.0
 ANSWER_S = 120.0
@@ -109,6 +112,24 @@ class ShimDoor:
 
     def runs(self) -> list[RunState]:
         return [_run(row) for row in self._ask("GET", "/runs")["runs"]]
+
+    def run(self, run_id: str) -> RunState:
+        return _run(self._ask("GET", f"/runs/{quote(run_id, safe='')}"))
+
+    def set_policy_version(self, run_id: str, version: int) -> RunState:
+        path = f"/admin/runs/{quote(run_id, safe='')}/policy-version"
+        return _run(self._ask("POST", path, params={"version": version}))
+
+    def inference_state(self, run_id: str | None) -> InferenceState:
+        return inference_of(self._ask("GET", "/admin/inference/status", params=_of_run(run_id)))
+
+    def pause_inference(self, mode: PauseMode, timeout_s: float, lease_s: float, run_id: str | None) -> InferenceState:
+        params = {"mode": mode, "timeout_seconds": timeout_s, "lease_seconds": lease_s, **_of_run(run_id)}
+        timeout = httpx.Timeout(timeout_s + ANSWER_S, connect=CONNECT_S)
+        return inference_of(self._ask("POST", "/admin/inference/pause", params=params, timeout=timeout))
+
+    def resume_inference(self, run_id: str | None) -> InferenceState:
+        return inference_of(self._ask("POST", "/admin/inference/resume", params=_of_run(run_id)))
 
     def pause_run(self, run_id: str, on: bool) -> RunState:
         return _run(self._ask("POST", f"/runs/{quote(run_id, safe='')}/{'pause' if on else 'resume'}"))
@@ -204,6 +225,8 @@ class ShimDoor:
                 raise PayloadMissing(text)
             case 400 | 413 | 422:
                 raise InvalidTask("task", detail)
+            case 504 if path == "/admin/inference/pause":
+                raise NotPaused(text)
             case 429:
                 raise QueueFull(text, float(answer.headers.get("Retry-After", 1)))
             case _ if code in _BUSY:
@@ -258,6 +281,10 @@ def _run(row: Mapping[str, Any]) -> RunState:
         held=int(row["in_flight"]),
         policy_version=row.get("policy_version"),
     )
+
+
+def _of_run(run_id: str | None) -> dict[str, str]:
+    return {} if run_id is None else {"run_id": run_id}
 
 
 def _created_ms(picture: Picture) -> int:

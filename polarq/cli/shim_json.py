@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from polarq.cli.picture import Picture, Row, TaskLine
+from polarq.client.pausing import InferenceState, NodeInference
 from polarq.contracts.event import Event
 from polarq.contracts.rollout import Outcome, RolloutResult, RolloutState, TaskCounts, TaskState, Timing
 from polarq.contracts.trajectory import Fidelity, Trace, Trajectory
@@ -60,6 +61,8 @@ def _row(index: int, session: Json) -> Row:
         traces=summary.get("traces"),
         sampled_tokens=summary.get("sampled_tokens"),
         timing=Timing.stored(summary.get("timing", {})),
+        policy_version=session.get("policy_version"),
+        versions=tuple(summary.get("versions", ())),
     )
 
 
@@ -127,6 +130,23 @@ def event_of(event_id: str, frame: Json) -> Event:
     elif frame.get("type") == "session.state_changed" and data.get("status") in _STATES:
         data["status"] = _STATES[data["status"]].value
     return Event(event_id=event_id or "0-0", type=str(frame["type"]), at=frame["ts"], data=data)
+
+
+def inference_of(status: Json) -> InferenceState:
+    """Whether model calls are held back."""
+    nodes = [
+        NodeInference(
+            node_id=str(node["node_id"]),
+            alive=bool(node["alive"]),
+            paused=bool(node["paused"]),
+            in_flight=node["inflight"],
+            waiting=int(node["waiting"]),
+            usable=node["inference"],
+            counted=bool(node["alive"]),
+        )
+        for node in status["nodes"]
+    ]
+    return InferenceState(bool(status["paused"]), status["inflight"], tuple(nodes))
 
 
 def moment(value: float | None) -> datetime | None:

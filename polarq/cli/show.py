@@ -105,6 +105,11 @@ def _print_rollout(screen: Screen, result: RolloutResult, *, trajectory: bool) -
     screen.say(("rollout ", "bold"), shown(result.rollout_id), "  ", state_text(result.outcome.state))
     where = f"attempt {result.attempt} on {shown(result.node_id or '-')}"
     screen.say(f"  {where}, from {local_time(result.started_at)} to {local_time(result.ended_at)}")
+    for loss in result.losses:
+        screen.say("  lost: ", shown(loss.line))
+    at_claim = "no version published" if result.policy_version is None else f"version {result.policy_version}"
+    sampled = f", sampled by {', '.join(shown(version) for version in result.versions)}" if result.versions else ""
+    screen.say(f"  policy at its start: {at_claim}{sampled}")
     outcome = result.outcome
     screen.say(f"  trainable: {'yes' if outcome.trainable else 'no'}")
     spent = [f"{k.removesuffix('_s')} {seconds(v)}" for k, v in result.timing.model_dump().items() if v is not None]

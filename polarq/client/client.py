@@ -228,8 +228,8 @@ class Client(Deployment):
     def ring_again(self, task: Task, index: int, *, leaving: str | None = None) -> None:
         """Publishes a doorbell for one waiting rollout; `leaving` is a node that should not get it if others can."""
         others = [node for node in self.ledger.nodes() if node.node_id != leaving]
-        queue = choose_queues(task, others, self.topology)[index]
-        self.ring(task, {index: queue})
+        for queue in choose_queues(task, others, self.topology, 1):
+            self.ring(task, {index: queue})
 
     def close(self) -> None:
         self.ledger.close()

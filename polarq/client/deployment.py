@@ -57,7 +57,7 @@ class Deployment:
         return task
 
     def ring(self, task: Task, queues: Mapping[int, str]) -> None:
-        """Publishes one doorbell per rollout (index -> queue). A lost one is rung again by whoever finds it waiting."""
+        """Publishes doorbells (index -> queue). Nothing depends on one: nodes look for what waits by themselves."""
         from kombu.exceptions import OperationalError
 
         priority = celery_priority(task.dispatch_priority)

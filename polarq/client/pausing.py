@@ -21,17 +21,13 @@ from dataclasses import dataclass
 
 from polarq.client.steps import Sleep, Steps, all_nodes, ask
 from polarq.contracts.node import NodeRecord
-from polarq.errors import InvalidInput, PolarqError
+from polarq.errors import InvalidInput, NotPaused
 from polarq.ledger import Calls
 from polarq.store.pauses import Pause, PauseAck, PauseMode, all_acks, all_pauses, pausing, presence, resuming
 
 TIMEOUT_S = 300.0
 LEASE_S = 900.0
 _STEP_S = 0.05
-
-
-class NotPaused(PolarqError):
-    """Calls were still in flight when the time was up. The pause holds until it is resumed or its lease ends."""
 
 
 @dataclass(frozen=True, slots=True)

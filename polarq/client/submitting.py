@@ -45,8 +45,8 @@ def submit(at: Deployment, source: TaskSource, celery_id: str | None) -> Steps[S
     elif queues and not done.state.terminal:
         # The first submitter may have died between recording and ringing; a doorbell too many is harmless.
         record = yield from record_of(calls, task.task_id)
-        waiting = {r.index: queues[r.index] for r in record.rollouts if r.state == "queued"}
-        yield from work(lambda: at.ring(task, waiting))
+        waiting = [r.index for r in record.rollouts if r.state == "queued"]
+        yield from work(lambda: at.ring(task, dict(zip(waiting, queues, strict=False))))
     return done
 
 

@@ -190,6 +190,31 @@ class RolloutSummary(Contract):
     """With the reason `early_stop`: what its group had reached."""
 
 
+class Loss(Contract):
+    """An attempt that ended with the loss of its worker."""
+
+    attempt: int
+    node_id: str
+    stage: RolloutState
+    cause: str
+    """`node_gone`, `worker_gone` (another has its place now), or `lease_expired` (it lives, and did not renew)."""
+    how: str = ""
+    """How the worker ended, where that is known."""
+    beside: int = 0
+    """Rollouts that were lost with it."""
+    share: float = 1.0
+    """How much of the loss is held against this rollout, 0 to 1: see `gateway.max_attempts`."""
+    at: datetime
+
+    @property
+    def line(self) -> str:
+        """For a person."""
+        what = {"node_gone": "the node was gone", "worker_gone": "its worker was gone"}
+        said = [what.get(self.cause, "its lease was not renewed"), *([self.how] if self.how else [])]
+        company = f", with {self.beside} other{'' if self.beside == 1 else 's'}" if self.beside else ""
+        return f"attempt {self.attempt} on {self.node_id} while {self.stage.value}: {': '.join(said)}{company}"
+
+
 class RolloutResult(Contract):
     """One rollout as a trainer gets it."""
 
@@ -213,6 +238,8 @@ class RolloutResult(Contract):
     """None where trajectories were left out, or when the rollout never captured anything."""
     payload: PayloadRef | None = None
     harness: HarnessReport | None = None
+    losses: list[Loss] = []
+    """Earlier attempts that ended with the loss of their worker, the newest 20."""
     timing: Timing = Timing()
     started_at: datetime | None = None
     ended_at: datetime | None = None

@@ -30,6 +30,7 @@ from polarq.ledger.records import (
     TaskRecord,
     decode,
     moment,
+    read_losses,
     text_fields,
 )
 from polarq.ledger.scripts import Script, script
@@ -226,7 +227,16 @@ class Calls:
             assert claimed_at is not None
             task = Task.model_validate(json.loads(reply[4]))
             policy = None if reply[7] is None else int(reply[7])
-            return Claim(decode(reply[6]), int(reply[1]), int(reply[2]), int(reply[3]) / 1000, claimed_at, task, policy)
+            return Claim(
+                rollout_id=decode(reply[6]),
+                attempt=int(reply[1]),
+                token=int(reply[2]),
+                waited_s=int(reply[3]) / 1000,
+                claimed_at=claimed_at,
+                task=task,
+                policy_version=policy,
+                losses=() if reply[8] is None else read_losses(decode(reply[8])),
+            )
 
         return Call(read, script("claim"), keys, args)
 
@@ -256,7 +266,9 @@ class Calls:
         reward = "" if summary.reward is None else repr(summary.reward)
         args = (
             rollout_id, token, summary.outcome.state.value, summary.model_dump_json(), self.events_max, task_id,
-            k.rollout_stem(task_id), self.keep_s, reward, "1" if usable else "0", EARLY_SUMMARY.model_dump_json(),
+            k.rollout_stem(task_id), self.keep_s, reward, "1" if usable else "0",
+            # Completed there: Lua's JSON would make an empty list an object, so what is empty is left out.
+            EARLY_SUMMARY.model_dump_json(exclude_defaults=True),
         )  # fmt: skip
 
         def read(reply: list[Any]) -> Committed:
@@ -285,8 +297,15 @@ class Calls:
         body = record.model_dump_json(exclude={"alive", "draining", "paused", "queue_depth"})
         commands = (
             (
-                "EVAL", _ANNOUNCE, 2, self.keys.node_alive(record.node_id), self.keys.nodes,
-                incarnation, int(alive_s * 1000), record.node_id, body,
+                "EVAL",
+                _ANNOUNCE,
+                2,
+                self.keys.node_alive(record.node_id),
+                self.keys.nodes,
+                incarnation,
+                int(alive_s * 1000),
+                record.node_id,
+                body,
             ),
             ("HGETALL", self.keys.node_flags(record.node_id)),
             ("EXISTS", self.keys.node_drain(record.node_id)),

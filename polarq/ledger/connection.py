@@ -10,14 +10,13 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
-import redis
-import redis.asyncio
 from redis import exceptions as redis_errors
 from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
 
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
@@ -25,7 +24,9 @@ from polarq.errors import LedgerUnavailable
 from polarq.ledger.admission import Admission
 from polarq.ledger.calls import Call, Calls, read_event
 from polarq.ledger.keys import Keys
+from polarq.ledger.servers import async_client, sync_client
 from polarq.topology.models import Topology
+from polarq.topology.redis_address import FORM, is_sentinel, without_password
 
 T = TypeVar("T")
 
@@ -45,17 +46,6 @@ def calls_for(topology: Topology) -> Calls:
     return Calls(Keys(topology.redis.prefix), retention.events, int(retention.result_s), admission)
 
 
-def without_password(url: str) -> str:
-    """A Redis address fit to be shown."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.hostname or ""
-    host = f"[{host}]" if ":" in host else host
-    port = f":{parts.port}" if parts.port else ""
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}{port}"))
-
-
 def unavailable(exc: Exception, url: str) -> LedgerUnavailable:
     """One line for what Redis said, and what to do about it. Decided by the error's type, not its words."""
     shown = without_password(url)
@@ -68,9 +58,11 @@ def unavailable(exc: Exception, url: str) -> LedgerUnavailable:
         text = f"{where} is full (maxmemory reached); raise maxmemory, or acknowledge and expire old results"
     elif isinstance(exc, redis_errors.ReadOnlyError):
         text = f"{where} is a read-only replica; point polarq at the primary"
+    elif isinstance(exc, MasterNotFoundError | AsyncMasterNotFoundError):
+        text = f"the Sentinels at {shown} name no primary (a failover is under way, none answers, or master= is wrong)"
     elif isinstance(exc, redis_errors.BusyLoadingError):
         text = f"{where} is still loading its data; try again shortly"
-    elif (tls := _tls_problem(exc)) is not None and url.startswith("rediss:"):
+    elif (tls := _tls_problem(exc)) is not None and url.startswith(("rediss:", "sentinels:")):
         text = (
             f"{where} is not believed ({' '.join(str(tls).split())}); check redis.tls_ca, or ?ssl_ca_certs= of the URL"
         )
@@ -79,7 +71,8 @@ def unavailable(exc: Exception, url: str) -> LedgerUnavailable:
     elif isinstance(exc, redis_errors.ConnectionError | OSError):
         text = f"{where} does not answer; start it, or set POLARQ_REDIS_URL to one that runs"
     elif isinstance(exc, ValueError):
-        text = f"'{shown}' is not a Redis address (redis://host:port/db or rediss://...)"
+        form = f"{exc}" if is_sentinel(url) else f"redis://host:port/db, rediss://... or {FORM}"
+        text = f"'{shown}' is not a Redis address ({form})"
     else:
         text = f"{where} refused a request: {' '.join(str(exc).split())}"
     return LedgerUnavailable(text)
@@ -137,9 +130,7 @@ class Ledger:
         self.calls = calls
         with _translated(url):
             try:
-                self.redis = redis.Redis.from_url(
-                    url, **SOCKET_OPTIONS, retry=Retry(ExponentialBackoff(1.0, 0.05), 3, _RETRIED)
-                )
+                self.redis = sync_client(url, **SOCKET_OPTIONS, retry=Retry(ExponentialBackoff(1.0, 0.05), 3, _RETRIED))
             except ValueError as exc:
                 raise unavailable(exc, url) from exc
 
@@ -189,16 +180,15 @@ class AsyncLedger:
         self.url = url
         self.calls = calls
         try:
-            pool = redis.asyncio.BlockingConnectionPool.from_url(
+            self.redis = async_client(
                 url,
-                **SOCKET_OPTIONS,
                 max_connections=max_connections,
                 timeout=30,
+                **SOCKET_OPTIONS,
                 retry=AsyncRetry(ExponentialBackoff(1.0, 0.05), 3, _RETRIED),
             )
         except ValueError as exc:
             raise unavailable(exc, url) from exc
-        self.redis: redis.asyncio.Redis = redis.asyncio.Redis.from_pool(pool)
 
     async def do(self, call: Call[T]) -> T:
         """Carries out one call. Raises `LedgerUnavailable`, and what the call itself raises."""

@@ -20,7 +20,7 @@ from polarq.ledger.records import RolloutRecord, decode
 _ENDS = ("completed", "failed", "timed_out", "cancelled")
 _FIELDS = (
     "state", "attempt", "token", "owner", "job_id", "queued_ms", "claimed_ms", "ended_ms", "summary", "acknowledged_ms",
-    "policy_version",
+    "policy_version", "losses",
 )  # fmt: skip
 
 

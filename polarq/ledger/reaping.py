@@ -14,6 +14,7 @@ from typing import Any
 
 from polarq.contracts.rollout import Boundary, Outcome, RolloutState, RolloutSummary
 from polarq.contracts.task import split_rollout_id
+from polarq.ledger.blame import ALONE, LOSSES_PER_ATTEMPT, Share
 from polarq.ledger.calls import Call, Calls
 from polarq.ledger.records import decode, text_fields
 from polarq.ledger.scripts import script
@@ -38,6 +39,11 @@ _CANCELLED = RolloutSummary(
         message="cancelled on request; its node was lost before it could say so",
     )
 )
+
+
+def _for_lua(summary: RolloutSummary) -> str:
+    """To be completed there: Lua's JSON would make an empty list an object, so what is empty is left out."""
+    return summary.model_dump_json(exclude_defaults=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +112,17 @@ def look(calls: Calls, waited_s: float, most_waiting: int = WAITING_AT_ONCE) -> 
     return Call(read, script("reap_look"), (k.leases, k.waiting, k.untold), args)
 
 
-def reap_lost(calls: Calls, rollout_id: str, max_attempts: int, *, dead: str = "") -> Call[Reaped]:
+def reap_lost(
+    calls: Calls, rollout_id: str, max_attempts: int, share: Share = ALONE, *, dead: str = "", how: str = ""
+) -> Call[Reaped]:
     """Takes a rollout back from an owner whose lease ran out, or whose incarnation is `dead`: queued again, or failed
-    when that happened too often."""
+    when it was the same crash too often (see `polarq.ledger.blame`). `how`: how its worker ended, if known."""
     k, task_id = calls.keys, split_rollout_id(rollout_id)[0]
     keys = (k.task(task_id), k.rollout(rollout_id), k.leases, k.events, k.tasks)
     args = (
         rollout_id, task_id, calls.events_max, k.rollout_stem(task_id), calls.keep_s, max_attempts,
-        _FAILED.model_dump_json(), _CANCELLED.model_dump_json(), dead,
+        _for_lua(_FAILED), _for_lua(_CANCELLED), dead,
+        LOSSES_PER_ATTEMPT * max_attempts, share.beside, share.share, how,
     )  # fmt: skip
     return Call(lambda reply: Reaped(*(decode(part) for part in reply)), script("reap_lost"), keys, args)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from polarq.contracts.rollout import EarlyStop, RolloutState, RolloutSummary, TaskCounts, TaskState
+from polarq.contracts.rollout import EarlyStop, Loss, RolloutState, RolloutSummary, TaskCounts, TaskState
 from polarq.contracts.task import Task
 
 Fields = Mapping[str, str]
@@ -46,6 +46,8 @@ class RolloutRecord:
     """Its trainer has stored it: the payload is gone from the store."""
     policy_version: int | None = None
     """The run's when this attempt was claimed; None: its trainer had said none."""
+    losses: tuple[Loss, ...] = ()
+    """Attempts that ended with the loss of their worker, the newest ones."""
 
     @classmethod
     def read(cls, rollout_id: str, index: int, fields: Fields) -> RolloutRecord:
@@ -66,7 +68,25 @@ class RolloutRecord:
             summary=RolloutSummary.stored(summary) if summary else None,
             acknowledged_at=moment(fields.get("acknowledged_ms")),
             policy_version=int(fields["policy_version"]) if "policy_version" in fields else None,
+            losses=read_losses(fields.get("losses")),
         )
+
+
+def read_losses(text: str | None) -> tuple[Loss, ...]:
+    """As `lua/losses.lua` keeps them."""
+    return tuple(
+        Loss(
+            attempt=kept["attempt"],
+            node_id=kept["node"],
+            stage=kept["stage"],
+            cause=kept["cause"],
+            how=kept.get("how", ""),
+            beside=kept.get("beside", 0),
+            share=kept.get("share", 1.0),
+            at=datetime.fromtimestamp(kept["at_ms"] / 1000, UTC),
+        )
+        for kept in json.loads(text or "[]")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +183,8 @@ class Claim:
     task: Task
     policy_version: int | None = None
     """The run's now; None: its trainer has published none."""
+    losses: tuple[Loss, ...] = ()
+    """How its earlier attempts lost their workers, the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,8 @@ class ScriptLine:
 
     async def _exchange(self, connection: AbstractConnection, command: list[bytes], calls: list[_Waiting]) -> None:
         open_calls = [call for call in calls if not call.answer.done()]
+        # Only this asks the Sentinels, where there are some; sending would go to the server that was there before.
+        await connection.connect()
         await connection.send_packed_command([_packed([*command, *call.arguments]) for call in open_calls])
         for call in open_calls:
             answer: Any

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from polarq.settings import DEFAULT_REDIS_URL, Settings
 from polarq.topology.lines import read_topology
 from polarq.topology.models import Topology
+from polarq.topology.redis_address import with_options
 
 DEFAULT_FILE = Path("topology.yaml")
 
@@ -42,13 +42,9 @@ def broker_url(topology: Topology, settings: Settings) -> str:
 
 
 def _with_tls(url: str, tls_ca: str | None) -> str:
-    """A rediss:// address that says for all of its users what is checked: Celery refuses one that does not say it,
-    redis-py and kombu each have a default of their own. What the address says itself stands."""
-    parts = urlsplit(url)
-    if parts.scheme != "rediss":
+    """A rediss:// or sentinels:// address that says for all of its users what is checked: Celery refuses one that does
+    not say it, redis-py and kombu each have a default of their own. What the address says itself stands."""
+    if url.partition("://")[0] not in {"rediss", "sentinels"}:
         return url
-    said = dict(parse_qsl(parts.query, keep_blank_values=True))
-    said.setdefault("ssl_cert_reqs", "required")
-    if tls_ca is not None:
-        said.setdefault("ssl_ca_certs", tls_ca)
-    return urlunsplit(parts._replace(query=urlencode(said, safe="/")))
+    ca = {} if tls_ca is None else {"ssl_ca_certs": tls_ca}
+    return with_options(url, ssl_cert_reqs="required", **ca)

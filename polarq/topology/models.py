@@ -378,7 +378,10 @@ class GatewaySection(Contract):
         10.0, gt=0, description="Seconds a rollout waits before its message, if it is in no queue, is sent again."
     )
     max_attempts: int = Field(
-        3, ge=1, description="Attempts of one rollout that may end by the loss of their node; the last one fails it."
+        3,
+        ge=1,
+        description="Losses of its worker by the same crash that are held against a rollout until it fails. One that had "
+        "company counts for a part; four times as many losses of whatever kind fail it too.",
     )
     drain_grace_s: float = Field(
         600.0,

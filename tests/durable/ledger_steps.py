@@ -185,7 +185,8 @@ class LedgerSteps(RuleBasedStateMachine):
             assert answer.token > self.highest.get(rollout.rollout_id, 0), "a token was given out twice"
             assert answer.attempt == rollout.attempt + 1
             assert answer.task == self.tasks[answer.task.task_id].task
-            rollout.lost += rollout.active
+            if rollout.active:
+                rollout.was_lost()
             rollout.state, rollout.owner, rollout.job = S.PREPARING, node, f"job-{node}"
             rollout.incarnation = str(call.args[8])
             rollout.attempt, rollout.token, rollout.lease_over = answer.attempt, answer.token, False
@@ -275,7 +276,9 @@ class LedgerSteps(RuleBasedStateMachine):
     @precondition(lambda self: self.tickets)
     @rule(data=st.data(), counted=st.booleans())
     def release(self, data: st.DataObject, counted: bool) -> None:
-        ticket = self.pick_ticket(data)
+        self._release(self.pick_ticket(data), counted)
+
+    def _release(self, ticket: Ticket, counted: bool) -> None:
         rollout = self.rollout(ticket.rollout_id)
         done = self.do(self.calls.release(ticket.rollout_id, ticket.token, counted=counted, reason="drain"))
         assert done == self.holds(ticket)

@@ -140,8 +140,11 @@ def test_waiting_too_long_for_an_unknown_task_and_for_nothing_are_told_apart(cli
 def test_a_payload_that_is_lost_is_told_after_everything_else_has_come(client: Client, hand: Hand) -> None:
     hand.submit("t", 3)
     for index in range(3):
-        hand.end(f"t.{index}")
-    client.ledger.redis.delete(f"{client.ledger.calls.keys.payload('t.1', 1, 1)}:0")
+        claim = hand.claim(f"t.{index}")
+        hand.end(f"t.{index}", claim=claim)
+        if index == 1:
+            lost = f"{client.ledger.calls.keys.payload('t.1', claim.attempt, claim.token)}:0"
+    client.ledger.redis.delete(lost)
     came = client.results("t")
     assert {next(came).rollout_id, next(came).rollout_id} == {"t.0", "t.2"}
     with pytest.raises(PayloadMissing, match=r"1 rollouts ended.*t\.1"):

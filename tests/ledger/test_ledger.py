@@ -68,7 +68,7 @@ def test_a_different_request_under_the_same_id_is_refused_and_changes_nothing(le
 def test_a_rollout_is_granted_to_one_claimant_only(ledger: Ledger) -> None:
     ledger.do(ledger.calls.submit(a_task(), "c"))
     granted = claim(ledger, "t.0")
-    assert (granted.attempt, granted.token, granted.task) == (1, 1, a_task())
+    assert (granted.attempt, granted.task) == (1, a_task())
     refused = ledger.do(ledger.calls.claim("t.0", "node1", 30, "job"))
     assert refused == Refused("busy", "node0")
     assert ledger.do(ledger.calls.claim("t.7", "node1", 30, "job")) == Refused("unknown")
@@ -81,7 +81,8 @@ def test_carrying_out_one_claim_twice_grants_it_once(ledger: Ledger) -> None:
     first, again = ledger.do(call), ledger.do(call)
     assert isinstance(first, Claim)
     assert isinstance(again, Claim)
-    assert (first.token, first.attempt) == (again.token, again.attempt) == (1, 1)
+    assert (first.token, first.attempt) == (again.token, again.attempt)
+    assert first.attempt == 1
 
 
 def test_many_claimants_at_once_get_one_grant(redis_url: str, keys: Keys) -> None:

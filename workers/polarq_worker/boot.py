@@ -71,6 +71,7 @@ class NodeStep(bootsteps.StartStopStep):
         pool.capacity = lambda: service.capacity
         if getattr(worker, "hub", None) is not None:
             pool.wake_with(lambda: worker.hub.call_soon(lambda: None))
+        pool.awaited = service.awaited
         worker.app.rollout_runner = service.run_job
         worker.app.task_finisher = service.telling.tell
         worker.app.look_again = service.look_again

@@ -207,6 +207,7 @@ def _never_began(claim: Claim) -> RolloutResult:
         index=int(claim.rollout_id.rpartition(".")[2]),
         attempt=claim.attempt,
         policy_version=claim.policy_version,
+        losses=list(claim.losses),
         outcome=Outcome(
             state=RolloutState.CANCELLED,
             boundary=Boundary.CONTROL,

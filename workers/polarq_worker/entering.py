@@ -25,7 +25,7 @@ async def take_place(ledger: AsyncLedger, node_id: str, incarnation: str, others
     At once, where nobody has it, or one who is stopping or known to be dead. Of one who may be dead the next word is
     waited for: it lives when it says so once more, and is gone when it has not in the time in which nodes have to.
     """
-    call = enter(ledger.calls, node_id, incarnation, alive_s, dead=others.dead)
+    call = enter(ledger.calls, node_id, incarnation, alive_s, dead=[one.incarnation for one in others.dead])
     before: Holder | None = None
     while (holder := await ledger.do(call)) is not None:
         same = before is not None and before.incarnation == holder.incarnation

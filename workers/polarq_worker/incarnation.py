@@ -9,11 +9,13 @@ over.
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import logging
 import os
+import re
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +25,27 @@ from polarq.errors import PolarqError
 log = logging.getLogger("polarq.worker.incarnation")
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_VMSTAT = Path("/proc/vmstat")
+_WORD_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A worker that is gone."""
+
+    incarnation: str
+    how: str = ""
+    """How it ended, as far as it left word; blank: not known (SIGKILL leaves none)."""
+
+
+NOT_KNOWN = Dead("")
 
 
 @dataclass(frozen=True, slots=True)
 class Others:
     """The incarnations of this node that left a file here."""
 
-    dead: tuple[str, ...] = ()
+    dead: tuple[Dead, ...] = ()
     living: tuple[str, ...] = ()
     """They hold their lock (or it cannot be told): what lies in the state folder may be theirs."""
 
@@ -49,21 +65,27 @@ class Incarnation:
             with self._alone():
                 self._handle = os.open(self._folder / self.id, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 fcntl.flock(self._handle, fcntl.LOCK_EX)
-                os.write(self._handle, _kernel().encode())
+                os.pwrite(self._handle, _word(), 0)
                 return self._others()
         except OSError as exc:
             raise PolarqError(
                 f"{self._folder} cannot be used ({exc.strerror}); set POLARQ_STATE_DIR to a folder of this machine"
             ) from None
 
-    def forget(self, dead: Collection[str]) -> None:
+    def forget(self, dead: Iterable[Dead]) -> None:
         """What these held has been taken back."""
-        for incarnation in dead:
-            self._remove(incarnation)
+        for one in dead:
+            self._remove(one.incarnation)
+
+    def beat(self) -> None:
+        """Notes what it will be told apart by, should it be killed for memory before the next beat."""
+        if self._handle is not None:
+            os.pwrite(self._handle, _word(), 0)
 
     def end(self) -> None:
         """This worker holds nothing any more."""
         if self._handle is not None:
+            faulthandler.disable()
             self._remove(self.id)
             os.close(self._handle)
             self._handle = None
@@ -75,12 +97,18 @@ class Incarnation:
                 continue
             if _locked(path):
                 living.append(path.name)
-            elif path.read_text() == _kernel():
-                dead.append(path.name)
+            elif (how := _how_it_ended(path.read_bytes())) is not None:
+                dead.append(Dead(path.name, how))
             else:
                 # Of another kernel: nothing is known of it, and before long nothing of it is held.
                 self._remove(path.name)
-        return Others(tuple(sorted(dead)), tuple(sorted(living)))
+        return Others(tuple(sorted(dead, key=lambda one: one.incarnation)), tuple(sorted(living)))
+
+    def say_how_it_ends(self) -> None:
+        """From here on a fault in native code (a plug-in, a library), which ends the process, is told by the file."""
+        assert self._handle is not None
+        os.lseek(self._handle, _WORD_BYTES, os.SEEK_SET)
+        faulthandler.enable(self._handle)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -102,8 +130,26 @@ class Incarnation:
 _LOCK = "lock"
 
 
-def _kernel() -> str:
-    return _BOOT_ID.read_text().strip()
+def _word() -> bytes:
+    """The kernel this runs under, and how many processes it has killed for want of memory since it started."""
+    return f"{_BOOT_ID.read_text().strip()} {_killed_for_memory()}".encode().ljust(_WORD_BYTES - 1) + b"\n"
+
+
+def _killed_for_memory() -> int:
+    found = re.search(r"^oom_kill (\d+)$", _VMSTAT.read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _how_it_ended(left: bytes) -> str | None:
+    """How the worker ended that left this file; blank: it left no word; None: it ran under another kernel."""
+    boot_id, _, killed = left[:_WORD_BYTES].decode("utf-8", "replace").strip().partition(" ")
+    if boot_id != _BOOT_ID.read_text().strip():
+        return None
+    if fault := re.search(rb"^Fatal Python error: (.+)$", left[_WORD_BYTES:], re.MULTILINE):
+        return fault[1].decode("utf-8", "replace")
+    if killed.isdecimal() and _killed_for_memory() > int(killed):
+        return "out of memory, it seems: the kernel killed processes for it"
+    return ""
 
 
 def _locked(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polarq.client import Client
@@ -16,7 +16,7 @@ from polarq.ledger.records import ActiveRollout
 from polarq.ledger.server import server_facts
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, redis_url
-from polarq_worker.engine import Engine, Stop, as_job_result
+from polarq_worker.engine import Ended, Engine, Stop, as_job_result
 from polarq_worker.entering import take_place
 from polarq_worker.incarnation import Incarnation
 from polarq_worker.lease_watch import LoopWatch
@@ -26,6 +26,7 @@ from polarq_worker.presence import Presence
 from polarq_worker.proxy_process import ProxyProcess
 from polarq_worker.reaper import Reaper
 from polarq_worker.renewal import Renewal
+from polarq_worker.requests import doorbell_of
 from polarq_worker.services import Services
 from polarq_worker.slots import Slots
 from polarq_worker.spool import Spool, commit_leftovers
@@ -75,6 +76,7 @@ class NodeService:
         self.ledger = AsyncLedger(redis_url(self.topology, self.settings), calls_for(self.topology))
         await self._check_redis()
         self._others = await asyncio.to_thread(self.incarnation.begin)
+        self.incarnation.say_how_it_ends()
         await self._take_place(0)
         self.client = Client(self.topology, self.settings, self.app)
         if self.node.proxy.mode == "embedded":
@@ -109,7 +111,15 @@ class NodeService:
         self.telling = Telling(
             self.app, self.client, self.ledger, self.topology, self.settings.callback_secret, self.pool.loop
         )
-        self.work = WorkSeeker(self.ledger, self.client, self.topology, self.settings, place, lambda: self.free)
+        self.work = WorkSeeker(
+            self.ledger,
+            self.client,
+            self.topology,
+            self.settings,
+            place,
+            capacity=lambda: self.capacity,
+            in_flight=lambda: self.pool.in_flight,
+        )
         self._renewal = Renewal(self.engine, self.topology.gateway.lease_s)
         await self._take_place(self.presence.alive_s)
         await self._clear_leftovers()
@@ -130,6 +140,8 @@ class NodeService:
             asyncio.create_task(self._every(gateway.reap_interval_s, self.reaper.step), name="reaper"),
             *self._upkeep_loops(),
         ]
+        # What has waited for this node has no message in its queue.
+        self._freed.set()
         log.info("node %s is up: proxy %s, capacity %d", node.id, node.proxy_url, node.capacity)
 
     def _upkeep_loops(self) -> list[asyncio.Task[None]]:
@@ -208,13 +220,14 @@ class NodeService:
         """After the drain: leaves the ledger and stops the proxy."""
         for loop in [*self._loops, *self._notes]:
             loop.cancel()
-        self.telling.stop()
+        await self.telling.aclose()
         self.watch.stop()
         if self.proxy is not None:
             await self.proxy.stop()
         await self.presence.depart()
         await self.reaper.aclose(superseded=self.presence.superseded)
         await self.presence.note("node.left")
+        await self.presence.aclose()
         await self.work.aclose()
         await self.ledger.aclose()
         await self._renewal.aclose()
@@ -251,15 +264,20 @@ class NodeService:
         """Rollouts that may be in flight now."""
         return self.presence.capacity
 
-    @property
-    def free(self) -> int:
-        """Rollouts it would take now beside those in flight."""
-        return self.capacity - self.pool.in_flight
+    def awaited(self, tracer_args: Any) -> Coroutine[Any, Any, Ended | None] | None:
+        """What a job waits for, if it is a doorbell."""
+        doorbell = doorbell_of(tracer_args)
+        if doorbell is None:
+            return None
+        if self.pool.in_flight < self.capacity:
+            # A doorbell came and there is more room: more may wait than was rung for.
+            self.freed()
+        return self.engine.run(*doorbell)
 
     def run_job(self, rollout_id: str, job_id: str) -> dict[str, Any] | None:
-        """Runs one doorbell in the calling thread; see `polarq.tasks.RolloutRunner`."""
+        """Ends one doorbell's job in the calling thread; see `polarq.tasks.RolloutRunner`."""
         try:
-            ended = self.pool.run(self.engine.run(rollout_id, job_id))
+            ended = self.pool.result(lambda: self.engine.run(rollout_id, job_id))
         except LedgerUnavailable as exc:
             # Only when the worker has to go. Celery would try for minutes to store that in the same Redis.
             log.error("rollout %s: left as it is in the ledger: %s", rollout_id, exc)
@@ -313,6 +331,7 @@ class NodeService:
         await self.work.seek()
 
     async def _beat(self) -> None:
+        await asyncio.to_thread(self.incarnation.beat)
         await self.presence.look_at_proxy()
         await self.presence.announce()
         self.pool.wake()

@@ -18,7 +18,7 @@ from polarq.registry import names
 from polarq.settings import Settings
 from polarq_worker.engine import Engine, Stop
 from polarq_worker.flags import Flags
-from polarq_worker.health import ask_health
+from polarq_worker.health import ask_health, asker
 from polarq_worker.lease_watch import LoopWatch
 from polarq_worker.server_clock import ServerClock
 
@@ -40,7 +40,7 @@ class Presence:
         self.flags = Flags()
         self._engine = engine
         self._watch = watch
-        self._settings = settings
+        self._http = asker(settings.token)
         self._node = services.node
         self._ledger = services.ledger
         self._incarnation = services.place.incarnation
@@ -128,6 +128,9 @@ class Presence:
         except (LedgerUnavailable, TimeoutError) as exc:
             log.warning("event %s not written: %s", kind, exc)
 
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
     def record(self) -> NodeRecord:
         """What this node says of itself."""
         node, endpoint, now = self._node, self._node.endpoints[0], self.clock.now()
@@ -158,7 +161,7 @@ class Presence:
     async def look_at_proxy(self) -> None:
         """Asks the proxy how it and the inference behind it are. Without inference nothing new is taken."""
         before = self.health
-        self.health = await ask_health(self._node.proxy_url, self._settings.token, before)
+        self.health = await ask_health(self._http, self._node.proxy_url, before)
         if self.health.inference is False and before.inference is not False:
             log.error("node %s takes no rollouts: %s", self._node.id, self.health.message)
         elif self.health.inference and before.inference is False:

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kombu.exceptions import OperationalError
 
@@ -22,9 +22,12 @@ from polarq.errors import LedgerUnavailable
 from polarq.ledger import AsyncLedger
 from polarq.ledger import incarnations as places
 from polarq.ledger import reaping as steps
+from polarq.ledger.blame import ALONE, LostTogether, Share
+from polarq.ledger.incarnations import Holding
 from polarq.settings import Settings
 from polarq.topology import Topology
 from polarq_worker.doorbells import Doorbells, Fleet, all_of
+from polarq_worker.incarnation import NOT_KNOWN, Dead
 
 log = logging.getLogger("polarq.worker.reaper")
 
@@ -55,6 +58,8 @@ class Reaper:
         """When to read the queues again, by the monotonic clock: how long it took decides."""
         self._mend_at = 0.0
         self._cursor = 0
+        self._lost: dict[tuple[str, str], LostTogether] = {}
+        """(node, incarnation) -> what was lost with it, for a while."""
         self.counts: Counter[str] = Counter()
         self.doorbells = Doorbells(ledger, client, topology, settings, self.counts)
 
@@ -94,9 +99,10 @@ class Reaper:
                 log.warning("node %s is gone without a word", node_id)
                 self.counts["nodes_lost"] += 1
             reads_queues = time.monotonic() >= self.read_queues_at
-            most = steps.WAITING_AT_ONCE if reads_queues else 0
-            due = await self.ledger.do(steps.look(self.calls, gateway.ring_again_s, most))
             fleet = Fleet(await self.ledger.nodes(), self.topology)
+            # Where no place is free nothing has to be rung, however much waits.
+            most = steps.WAITING_AT_ONCE if reads_queues and fleet.has_free_places else 0
+            due = await self.ledger.do(steps.look(self.calls, gateway.ring_again_s, most))
             if time.monotonic() >= self._quiet_until:
                 await self._take_back(due.expired, fleet)
             await self._remind(due.untold)
@@ -129,28 +135,55 @@ class Reaper:
     # --- expired leases
 
     async def _take_back(self, expired: Sequence[str], fleet: Fleet) -> None:
-        await self._reap(dict.fromkeys(expired, ""), fleet)
+        if expired:
+            holdings = await self.ledger.do(places.holdings(self.calls, expired))
+            await self._see_who_is_lost(holdings)
+        await self._reap(dict.fromkeys(expired, NOT_KNOWN), fleet)
 
-    async def take_back_from(self, dead: Collection[str]) -> None:
+    async def take_back_from(self, dead: Sequence[Dead]) -> None:
         """What these incarnations of this node held: they are dead, so nothing waits for their leases. Raises
         `LedgerUnavailable`."""
         if not dead:
             return
-        held: dict[str, str] = {}
-        leased = await self.ledger.do(places.leased(self.calls))
-        for at in range(0, len(leased), _LEASES_AT_ONCE):
-            for holding in await self.ledger.do(places.holdings(self.calls, leased[at : at + _LEASES_AT_ONCE])):
-                if holding.owner == self._node_id and holding.incarnation in dead:
-                    held[holding.rollout_id] = holding.incarnation
-        await self._reap(held, Fleet(await self.ledger.nodes(), self.topology))
+        by_id = {one.incarnation: one for one in dead}
+        held = [h for h in await self._holdings() if h.owner == self._node_id and h.incarnation in by_id]
+        await self._see_who_is_lost(held)
+        lost = {h.rollout_id: by_id[h.incarnation] for h in held}
+        await self._reap(lost, Fleet(await self.ledger.nodes(), self.topology))
         await self._count()
 
-    async def _reap(self, lost: Mapping[str, str], fleet: Fleet) -> None:
-        """`lost`: rollouts, and the incarnation that held each if it is known to be dead."""
+    async def _holdings(self) -> list[Holding]:
+        """All that anybody holds."""
+        leased = await self.ledger.do(places.leased(self.calls))
+        pages = [leased[at : at + _LEASES_AT_ONCE] for at in range(0, len(leased), _LEASES_AT_ONCE)]
+        return [h for page in pages for h in await self.ledger.do(places.holdings(self.calls, page))]
+
+    async def _see_who_is_lost(self, lost: Sequence[Holding]) -> None:
+        """What was lost together with these: all that their workers hold, also what is found at a later look."""
+        now = time.monotonic()
+        self._lost = {of: seen for of, seen in self._lost.items() if seen.until > now}
+        workers = {(holding.owner, holding.incarnation) for holding in lost}
+        if workers <= self._lost.keys():
+            return
+        for holding in await self._holdings():
+            of = (holding.owner, holding.incarnation)
+            if of in workers:
+                until = now + self.topology.gateway.lease_s
+                self._lost.setdefault(of, LostTogether(until)).add(holding)
+
+    def _share(self, rollout_id: str) -> Share:
+        shares = [seen.share(rollout_id) for seen in self._lost.values() if rollout_id in seen.before]
+        return shares[-1] if shares else ALONE
+
+    async def _reap(self, lost: Mapping[str, Dead], fleet: Fleet) -> None:
+        """`lost`: rollouts, and what is known of the worker that held each."""
         most = self.topology.gateway.max_attempts
         given_back: dict[str, str] = {}
         ended: set[str] = set()
-        reaping = [steps.reap_lost(self.calls, rollout_id, most, dead=dead) for rollout_id, dead in lost.items()]
+        reaping = [
+            steps.reap_lost(self.calls, i, most, self._share(i), dead=worker.incarnation, how=worker.how)
+            for i, worker in lost.items()
+        ]
         for rollout_id, reaped in zip(lost, await all_of(self.ledger, reaping), strict=True):
             if reaped.action == "held":
                 continue

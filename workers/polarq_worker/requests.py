@@ -3,12 +3,14 @@ cancellation means."""
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
 from celery.worker.request import Request
 from celery.worker.state import revoked
 
+from polarq.client.deployment import RUN_ROLLOUT
 from polarq_worker.server_clock import ServerClock
 
 
@@ -42,3 +44,16 @@ class RolloutRequest(Request):
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         if self.time_start:
             pool.give_back(self.worker_pid)
+
+
+def doorbell_of(tracer_args: Any) -> tuple[str, str] | None:
+    """(rollout_id, the job's Celery id), given what Celery's tracer gets of a job: its name, id, request, raw body and
+    the body's type. None for any other job, and for a message that is not as polarq sends it: the tracer refuses it."""
+    if len(tracer_args) < 5 or tracer_args[0] != RUN_ROLLOUT or tracer_args[4] != "application/json":
+        return None
+    _, job_id, _, body, *_ = tracer_args
+    try:
+        (rollout_id, *_), *_ = json.loads(bytes(body))
+    except (ValueError, TypeError):
+        return None
+    return (rollout_id, str(job_id)) if isinstance(rollout_id, str) else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 from polarq.callback.outbox import deliver_task_callback
@@ -15,6 +16,7 @@ from polarq.client.states import publish_state
 from polarq.errors import PolarqError
 from polarq.ledger import AsyncLedger
 from polarq.ledger.reaping import left_to_tell
+from polarq.ledger.records import TaskHead
 from polarq.topology import Topology
 
 if TYPE_CHECKING:
@@ -43,22 +45,54 @@ class Telling:
         self._secret = callback_secret
         self._loop = loop
         self._callbacks: set[asyncio.Task[None]] = set()
+        self._publishing: dict[str, bool] = {}
+        """Tasks whose result is being written, and whether it has to be once more: something ended meanwhile."""
+        self._lock = threading.Lock()
 
     def tell(self, task_id: str) -> None:
-        """Tells how a task is now. Blocks until Celery's result is written; to be called in a job's thread."""
-        published = False
+        """Tells how a task is now; to be called in a job's thread, when a rollout of it has ended in the ledger.
+
+        Of the rollouts of a task that end together, one tells for all: each telling costs as much as the task has
+        rollouts. Whoever finds another at it leaves at once, and the other writes once more.
+        """
+        if not self._is_next(task_id):
+            return
+        head = self._publish(task_id)
+        while self._is_again(task_id):
+            head = self._publish(task_id)
+        if head is None or head.state.terminal:
+            # Does nothing unless the task has ended, has an address, and nobody else delivers.
+            self._loop.call_soon_threadsafe(self._start_callback, task_id, head is not None)
+
+    def _is_next(self, task_id: str) -> bool:
+        with self._lock:
+            another = task_id in self._publishing
+            self._publishing[task_id] = another
+            return not another
+
+    def _is_again(self, task_id: str) -> bool:
+        """Whether something ended since the last writing began; after a no, the next caller of `tell` writes."""
+        with self._lock:
+            if self._publishing[task_id]:
+                self._publishing[task_id] = False
+                return True
+            del self._publishing[task_id]
+            return False
+
+    def _publish(self, task_id: str) -> TaskHead | None:
+        """What was written; None when it could not be."""
         try:
-            publish_state(self._app, self._client, task_id)
-            published = True
+            return publish_state(self._app, self._client, task_id)
         except Exception:
             log.exception("task %s: its Celery result could not be written; the ledger has it", task_id)
-        # Does nothing unless the task has ended, has an address, and nobody else delivers.
-        self._loop.call_soon_threadsafe(self._start_callback, task_id, published)
+            return None
 
-    def stop(self) -> None:
-        """Gives up callbacks under way: another process delivers them. To be called on the loop."""
-        for delivery in self._callbacks:
+    async def aclose(self) -> None:
+        """Gives up callbacks under way: another process delivers them."""
+        under_way = list(self._callbacks)
+        for delivery in under_way:
             delivery.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
 
     def _start_callback(self, task_id: str, published: bool) -> None:
         delivery = asyncio.create_task(self._call_back(task_id, published), name=f"callback {task_id}")

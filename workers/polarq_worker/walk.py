@@ -282,6 +282,7 @@ class Walk:
             index=int(claim.rollout_id.rpartition(".")[2]),
             attempt=claim.attempt,
             policy_version=claim.policy_version,
+            losses=list(claim.losses),
             versions=self.trajectory.fidelity.versions if self.trajectory is not None else [],
             node_id=self.services.node.id,
             outcome=outcome,

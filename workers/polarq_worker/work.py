@@ -1,4 +1,8 @@
-"""A node with free places rings itself for what waits: for a busy node, after a pause, with its doorbell lost."""
+"""A node rings itself for what waits: with every place that gets free, and whenever it begins to take work.
+
+Whoever submits rings only for places that are free now. All else waits in the ledger, in the order in which it shall
+start, and a node's queue stays as short as the node can empty it soon.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import logging
 from collections.abc import Callable
 
 from polarq.client import Client
+from polarq.client.routing import ahead
 from polarq.ledger import AsyncLedger
 from polarq.ledger.admission import Place
 from polarq.ledger.reaping import queue_depths
@@ -34,7 +39,7 @@ def place_of(node: Node, topology: Topology, incarnation: str = "") -> Place:
 
 
 class WorkSeeker:
-    """`free` says how many more rollouts the node would take now."""
+    """`capacity`: rollouts that the node may have in flight now; `in_flight`: those it has."""
 
     def __init__(
         self,
@@ -43,30 +48,35 @@ class WorkSeeker:
         topology: Topology,
         settings: Settings,
         place: Place,
-        free: Callable[[], int],
+        capacity: Callable[[], int],
+        in_flight: Callable[[], int],
     ) -> None:
         self.ledger = ledger
         self.client = client
         self.place = place
-        self.free = free
+        self.capacity = capacity
+        self.in_flight = in_flight
         url = broker_url(topology, settings)
         self._broker = ledger if url == ledger.url else AsyncLedger(url, ledger.calls, max_connections=1)
 
     async def seek(self) -> int:
-        """Rings for as many rollouts as there are places that nothing in the node's own queue is for. Answers how many.
+        """Rings for what waits, so that the node's own queue holds as much as it has free places and a few more, for
+        those that get free next. Answers how many.
 
         Raises `LedgerUnavailable`, `NotQueued`.
         """
-        calls, node_id = self.ledger.calls, self.place.node_id
-        if self.free() <= 0:
+        calls, node_id, capacity = self.ledger.calls, self.place.node_id, self.capacity()
+        if capacity <= 0:
             return 0
+        free, more = max(0, capacity - self.in_flight()), ahead(capacity)
         heard = (await self._broker.do(queue_depths(calls, [node_id])))[node_id]
-        wanted = min(self.free() - heard, _MOST_AT_ONCE)
-        if wanted <= 0:
+        if heard >= free + more // 2:
+            # Enough for a while: many rings at once cost less than one at a time.
             return 0
-        found = await self.ledger.do(calls.look(self.place, wanted))
+        # What stands first in line is what the messages in the queue will be answered with.
+        found = (await self.ledger.do(calls.look(self.place, min(free + more, heard + _MOST_AT_ONCE))))[heard:]
         if found:
-            log.info("node %s has free places and rings for %d waiting rollouts", node_id, len(found))
+            log.debug("node %s has %d free places and rings for %d waiting rollouts", node_id, free, len(found))
             await asyncio.to_thread(self.client.ring_node, node_id, found)
         return len(found)
 

@@ -15,11 +15,13 @@ from polarq.ledger.admission import FULL_SHARE
 from polarq.ledger.memory import MEMORY_ADVICE, MemoryLevel, MemoryUse, memory_use
 from polarq.ledger.server import ServerFacts, server_facts
 from polarq.topology import broker_url, redis_url
+from polarq.topology.redis_address import Sentinels
 
 OLDEST = (6, 2)
 """Streams with exclusive ranges (`XRANGE (id`) came with 6.2."""
 SKEW_S = 2.0
 
+_ADVICE = "set requirepass (or an ACL user) and put it into POLARQ_REDIS_URL: who reaches Redis can run commands"
 PERSISTENCE = "redis-cli CONFIG SET appendonly yes, and `appendonly yes` in redis.conf"
 EVICTION = "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
 
@@ -79,13 +81,19 @@ def _memory(part: str, memory: MemoryUse) -> Finding:
 
 
 def _password(part: str, url: str) -> Finding:
+    sentinels = Sentinels.parse(url)
+    if sentinels is not None:
+        if "password" in sentinels.login:
+            return ok(part, "asks for a password")
+        if all(is_loopback(host) for host, _ in sentinels.hosts):
+            return ok(part, "has no password, and is reached over loopback")
+        return warn(part, "has no password, and is reached over the network", _ADVICE)
     parts = urlsplit(url)
     if parts.password or "password" in parse_qs(parts.query):
         return ok(part, "asks for a password")
     if parts.scheme == "unix" or is_loopback(parts.hostname or "localhost"):
         return ok(part, "has no password, and is reached over loopback")
-    advice = "set requirepass (or an ACL user) and put it into POLARQ_REDIS_URL: who reaches Redis can run commands"
-    return warn(part, "has no password, and is reached over the network", advice)
+    return warn(part, "has no password, and is reached over the network", _ADVICE)
 
 
 def _clock(ledger: Ledger) -> Finding:

@@ -110,15 +110,6 @@ local function shut(index, rollout)
   redis.call('HDEL', rollout, 'grant')
 end
 
--- How a rollout's attempts lost their nodes is kept with it, the newest ones. Returns how many there were.
-local function note_loss(rollout, node, stage, attempt, cause, now)
-  local kept = cjson.decode(redis.call('HGET', rollout, 'losses') or '[]')
-  if #kept == 10 then table.remove(kept, 1) end
-  kept[#kept + 1] = {node = node or '', stage = stage, attempt = tonumber(attempt), cause = cause, at_ms = now}
-  redis.call('HSET', rollout, 'losses', cjson.encode(kept))
-  return redis.call('HINCRBY', rollout, 'lost', 1), kept
-end
-
 -- Stops rollout `i` of a task: what waits ends at once with `summary`, what runs is flagged, and who runs it is added to
 -- `running`. Returns whether it ended.
 local function stop(events, max, task, task_id, stem, i, summary, why, now, running)

@@ -2,7 +2,8 @@
 -- here: a renewal, a commit or another reaper that came first wins.
 -- KEYS task, rollout, leases, events, tasks
 -- ARGV rollout_id, task_id, events_max, stem, keep_s, max_attempts, summary of a failure, summary of a cancel,
---   the incarnation that is known to be dead ('' for none)
+--   the incarnation that is known to be dead ('' for none), most losses, rollouts lost with it, share of the loss that
+--   is held against it, how its worker ended ('' for not known)
 local task, rollout, leases, events, tasks = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local id, task_id, max = ARGV[1], ARGV[2], ARGV[3]
 local r = redis.call('HMGET', rollout, 'state', 'token', 'owner', 'lease_ms', 'attempt', 'cancel', 'why', 'incarnation')
@@ -28,14 +29,11 @@ if lease > now and not dead then
   return {'held', owner, ''}
 end
 
-local cause, there = 'lease_expired', redis.call('GET', beside(leases, 'node-alive:' .. owner))
-if dead or (there and incarnation ~= '' and there ~= incarnation) then
-  cause = 'worker_gone'
-elseif not there then
-  cause = 'node_gone'
-end
+local cause = cause_of(leases, owner, incarnation, dead)
 shut(leases, rollout)
-local lost, kept = note_loss(rollout, owner, state, r[5], cause, now)
+local how = ARGV[13]
+local lost, held_against, kept = note_loss(rollout, owner, state, r[5], cause, now, tonumber(ARGV[11]),
+  tonumber(ARGV[12]), how)
 -- A new token, so that nothing the old owner still holds can commit.
 redis.call('HINCRBY', rollout, 'token', 1)
 redis.call('HDEL', rollout, 'lease_ms')
@@ -56,21 +54,24 @@ local function story()
   local lines = {}
   for i, loss in ipairs(kept) do
     local s = math.floor(loss.at_ms / 1000) % 86400
-    lines[i] = string.format('attempt %d on %s while %s, at %02d:%02d:%02d UTC (%s)', loss.attempt, loss.node, loss.stage,
-      math.floor(s / 3600), math.floor(s / 60) % 60, s % 60,
-      HOW[loss.cause])
+    local with = loss.beside > 0 and ', with ' .. loss.beside .. (loss.beside == 1 and ' other' or ' others') or ''
+    local known = loss.how ~= '' and ': ' .. loss.how or ''
+    lines[i] = string.format('attempt %d on %s while %s, at %02d:%02d:%02d UTC (%s%s%s)', loss.attempt, loss.node,
+      loss.stage, math.floor(s / 3600), math.floor(s / 60) % 60, s % 60, HOW[loss.cause], known, with)
   end
   return table.concat(lines, '; ')
 end
 
+local same_crash = held_against > tonumber(ARGV[6]) - 0.000001
 local action = 'queued'
 if r[6] == '1' then
   action = 'cancelled'
-elseif lost >= tonumber(ARGV[6]) then
+elseif same_crash or lost >= tonumber(ARGV[10]) then
   action = 'failed'
 end
 emit(events, max, 'session.reaped', {task_id = task_id, session_id = id, node_id = owner, attempt = tonumber(r[5]),
-  stage = state, cause = cause, lost = lost, status = action})
+  stage = state, cause = cause, lost = lost, status = action, how = how, beside = tonumber(ARGV[11]),
+  share = tonumber(ARGV[12])})
 touch(task, tasks, task_id, now)
 if action == 'queued' then
   redis.call('HSET', rollout, 'state', 'queued', 'queued_ms', now, 'released_by', owner)
@@ -83,7 +84,10 @@ if action == 'queued' then
 end
 local summary = cjson.decode(action == 'failed' and ARGV[7] or ARGV[8])
 if action == 'failed' then
-  summary.outcome.message = string.format('lost with its node %d times: %s', lost, story())
+  local same = string.format('the same crash each time (the worker %s while %s%s)',
+    cause == 'lease_expired' and 'hung' or 'died', state, how ~= '' and ': ' .. how or '')
+  summary.outcome.message = string.format('lost with its worker %d times, %s: %s', lost,
+    same_crash and same or 'which is the most that are tried', story())
 elseif r[7] == 'early_stop' then
   local t = redis.call('HMGET', task, 'early', 'early_usable', 'early_ms')
   summary.outcome.reason = 'early_stop'

@@ -1,0 +1,64 @@
+"""Clients of Redis by its address: of one server, or of whichever the Sentinels say is the primary now.
+
+Behind Sentinels every new connection asks them first. A primary that was demoted refuses writes; its connections are
+then made anew, to the one that was promoted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis import sentinel
+from redis.asyncio import sentinel as asyncio_sentinel
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from polarq.topology.redis_address import Sentinels
+
+
+def sync_client(url: str, **options: Any) -> redis.Redis:
+    """A client for threads; `options` are those of its connections. Raises ValueError for what is no address."""
+    address = Sentinels.parse(url)
+    if address is None:
+        return redis.Redis.from_url(url, **options)
+    asked = {**address.sentinel_options, "retry": Retry(NoBackoff(), 0)}
+    manager = sentinel.Sentinel(address.hosts, sentinel_kwargs=asked)
+    pool = _Pool(address.master, manager, **_connections(address, options))  # type: ignore[no-untyped-call]
+    return redis.Redis.from_pool(pool)
+
+
+def async_client(url: str, *, max_connections: int, timeout: float, **options: Any) -> redis.asyncio.Redis:
+    """A client for one event loop, which waits up to `timeout` seconds for one of `max_connections` to be free.
+
+    Raises ValueError for what is no address.
+    """
+    limits = {"max_connections": max_connections, "timeout": timeout}
+    address = Sentinels.parse(url)
+    if address is None:
+        return redis.asyncio.Redis.from_pool(redis.asyncio.BlockingConnectionPool.from_url(url, **limits, **options))
+    asked = {**address.sentinel_options, "retry": AsyncRetry(NoBackoff(), 0)}
+    manager = asyncio_sentinel.Sentinel(address.hosts, sentinel_kwargs=asked)
+    pool = _AsyncPool(address.master, manager, **limits, **_connections(address, options))  # type: ignore[no-untyped-call]
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+def _connections(address: Sentinels, options: dict[str, Any]) -> dict[str, Any]:
+    tls = {} if address.tls is None else {"ssl": True, **address.tls}
+    return {**options, **address.login, "db": address.db, **tls}
+
+
+class _Pool(sentinel.SentinelConnectionPool):
+    def close(self) -> None:
+        super().close()
+        self.sentinel_manager.close()
+
+
+class _AsyncPool(asyncio_sentinel.SentinelConnectionPool, redis.asyncio.BlockingConnectionPool):
+    """A full pool waits, as that of a single server does."""
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self.sentinel_manager.aclose()
