@@ -284,6 +284,17 @@ def test_what_a_job_waited_for_counts_as_its_time(pool: EnginePool) -> None:
     assert took_s >= slept_s
 
 
+def test_a_job_that_celery_shall_ignore_has_no_time(pool: EnginePool) -> None:
+    async def work(_: str) -> None:
+        return None
+
+    Awaiting(pool, work)
+    job = Job(pool, lambda: (0, "ignored", None), args=("a",))
+    job.handle.wait(30)
+    assert not job.errors
+    assert job.results == [(0, "ignored", None)]
+
+
 def test_terminating_a_job_cancels_the_coroutine_it_waits_for(pool: EnginePool) -> None:
     started = threading.Event()
 

@@ -24,6 +24,8 @@ from polarq_worker.pool import EnginePool
 
 log = logging.getLogger("polarq.worker")
 
+CONSUMER = "polarq_worker.consumer:Consumer"
+
 EX_CONFIG = 78
 """sysexits.h: something the operator has to change."""
 
@@ -51,6 +53,7 @@ class NodeStep(bootsteps.StartStopStep):
         if user == "celery":
             worker.hostname = f"{node.id}{at}{host}"
         self._made = (node, topology, settings)
+        worker.consumer_cls = CONSUMER
         # Mingle asks the other workers what was revoked, and waits a second for answers; the ledger knows that.
         worker.options["without_mingle"] = True
 

@@ -254,7 +254,8 @@ def _taking(took_s: float, callback: Callable[..., Any]) -> Callable[..., Any]:
 
     def called(result: Any) -> Any:
         failed, value, runtime_s = result
-        return callback((failed, value, runtime_s + took_s))
+        # Celery gives no time for a job that it shall ignore.
+        return callback((failed, value, None if runtime_s is None else runtime_s + took_s))
 
     return called
 
