@@ -3,7 +3,17 @@
 from polarq.ledger.calls import Call, Calls
 from polarq.ledger.connection import AsyncLedger, Ledger, calls_for, without_password
 from polarq.ledger.keys import Keys
-from polarq.ledger.records import Cancelled, Claim, Committed, Refused, RolloutRecord, Submitted, TaskHead, TaskRecord
+from polarq.ledger.records import (
+    Cancelled,
+    Claim,
+    Committed,
+    Refused,
+    Released,
+    RolloutRecord,
+    Submitted,
+    TaskHead,
+    TaskRecord,
+)
 
 __all__ = [
     "AsyncLedger",
@@ -15,6 +25,7 @@ __all__ = [
     "Keys",
     "Ledger",
     "Refused",
+    "Released",
     "RolloutRecord",
     "Submitted",
     "TaskHead",

@@ -25,6 +25,7 @@ from polarq.ledger.records import (
     Claim,
     Committed,
     Refused,
+    Released,
     Submitted,
     TaskHead,
     TaskRecord,
@@ -70,6 +71,16 @@ CANCELLED_SUMMARY = RolloutSummary(
         boundary=Boundary.CONTROL,
         reason="cancelled",
         message="cancelled before it started",
+    )
+)
+
+
+RELEASED_SUMMARY = RolloutSummary(
+    outcome=Outcome(
+        state=RolloutState.CANCELLED,
+        boundary=Boundary.CONTROL,
+        reason="cancelled",
+        message="cancelled on request, while its worker was leaving",
     )
 )
 
@@ -281,12 +292,20 @@ class Calls:
 
         return Call(read, script("commit"), keys, args)
 
-    def release(self, rollout_id: str, token: int, *, counted: bool, reason: str) -> Call[bool]:
-        """Gives a claimed rollout back to the queue; False when it was no longer ours."""
+    def release(self, rollout_id: str, token: int, *, counted: bool, reason: str) -> Call[Released | None]:
+        """Gives a claimed rollout back; None when it was no longer ours."""
         k, task_id = self.keys, split_rollout_id(rollout_id)[0]
         keys = (k.task(task_id), k.rollout(rollout_id), k.leases, k.waiting, k.events, k.tasks)
-        args = (rollout_id, token, "1" if counted else "0", self.events_max, task_id, reason)
-        return Call(lambda reply: decode(reply) == "ok", script("release"), keys, args)
+        args = (
+            rollout_id, token, "1" if counted else "0", self.events_max, task_id, reason, k.rollout_stem(task_id),
+            self.keep_s, RELEASED_SUMMARY.model_dump_json(exclude_defaults=True),
+        )  # fmt: skip
+
+        def read(reply: bytes) -> Released | None:
+            word = decode(reply)
+            return None if word == "lost" else Released(word)
+
+        return Call(read, script("release"), keys, args)
 
     # --- nodes and events
 

@@ -162,6 +162,10 @@ class Keys:
         """String with an expiry: until then a draining node may keep what it has."""
         return f"{self.prefix}:node-drain:{node_id}"
 
+    def sandboxes(self, node_id: str) -> str:
+        """Hash: runtime id -> record of a sandbox that would outlive its worker, as JSON."""
+        return f"{self.prefix}:sandboxes:{node_id}"
+
     @property
     def fleet(self) -> str:
         """Hash: flags for all nodes (paused inference)."""

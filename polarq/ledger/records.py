@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any
 
 from polarq.contracts.rollout import EarlyStop, Loss, RolloutState, RolloutSummary, TaskCounts, TaskState
@@ -193,6 +194,14 @@ class Refused:
 
     reason: str
     detail: str = ""
+
+
+class Released(StrEnum):
+    """What became of a rollout that was given back."""
+
+    QUEUED = "queued"
+    CANCELLED = "cancelled"
+    """It had been told to stop, and has ended with that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,12 @@ class Script:
     sha1: str
 
 
-_PARTS = {"claim": ("choose", "losses"), "look": ("choose",), "reap_lost": ("losses",)}
+_PARTS = {
+    "claim": ("choose", "losses"),
+    "look": ("choose",),
+    "reap_lost": ("losses", "stopped"),
+    "release": ("stopped",),
+}
 """What stands between the prelude and a script, where it needs more."""
 
 

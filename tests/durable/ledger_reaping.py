@@ -40,6 +40,16 @@ class ReaperSteps(LedgerSteps):
         self.reap_one(rollout)
 
     @precondition(lambda self: any(self.holds(t) for t in self.tickets))
+    @rule(data=st.data(), cancelled=st.booleans())
+    def a_worker_leaves(self, data: st.DataObject, cancelled: bool) -> None:
+        """It gives back what it has, which was perhaps just told to stop."""
+        ticket = data.draw(st.sampled_from([t for t in self.tickets if self.holds(t)]), label="ticket")
+        if cancelled:
+            task_id, _, index = ticket.rollout_id.rpartition(".")
+            self.cancel(task_id, int(index), 0)
+        self._release(ticket, counted=False)
+
+    @precondition(lambda self: any(self.holds(t) for t in self.tickets))
     @rule(data=st.data(), leaves=st.booleans())
     def a_worker_comes_late(self, data: st.DataObject, leaves: bool) -> None:
         """It was stopped past its lease; another node has the rollout when it goes on and commits, or gives it back."""

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from polarq.contracts import Outcome, RolloutState, RolloutSummary
 from polarq.errors import LedgerUnavailable, TaskConflict
-from polarq.ledger import Call, Calls, Claim, Keys, Ledger, Refused
+from polarq.ledger import Call, Calls, Claim, Keys, Ledger, Refused, Released
 from polarq.ledger.scripts import Script
 from polarq.ledger.states import ACTIVE, TRANSITIONS
 from tests.durable.ledger_model import RUNS, RolloutModel, Story, TaskModel, Ticket, a_task
@@ -281,8 +281,17 @@ class LedgerSteps(RuleBasedStateMachine):
     def _release(self, ticket: Ticket, counted: bool) -> None:
         rollout = self.rollout(ticket.rollout_id)
         done = self.do(self.calls.release(ticket.rollout_id, ticket.token, counted=counted, reason="drain"))
-        assert done == self.holds(ticket)
-        if done:
+        assert (done is not None) == self.holds(ticket)
+        if done is None:
+            return
+        assert done is (Released.CANCELLED if rollout.cancel else Released.QUEUED)
+        if rollout.cancel:
+            rollout.token += 1
+            self.highest[rollout.rollout_id] = rollout.token
+            rollout.state = S.CANCELLED
+            self.story.moved(rollout)
+            self.ended_one(rollout.rollout_id.rpartition(".")[0])
+        else:
             self.given_back(rollout, counted=counted)
 
     def given_back(self, rollout: RolloutModel, *, counted: bool) -> None:

@@ -193,7 +193,7 @@ def test_a_worker_that_was_stopped_past_its_lease_commits_nothing(
     with stack_of(tmp_path, server, lease_s=2) as stack:
         stack.client.submit(gates.task("stopped"))
         gates.wait_started("stopped.0")
-        assert commands_with("stopped.0-1-agent/run/")
+        assert commands_with("/rollouts/stopped.0-")
         worker = stack.workers["node0"]
         worker.signal(signal.SIGSTOP)
         try:
@@ -202,7 +202,7 @@ def test_a_worker_that_was_stopped_past_its_lease_commits_nothing(
             worker.signal(signal.SIGCONT)
         # Its harness still waits: it is the renewal that learns of it, and stops what runs.
         let_go(stack, "stopped.0")
-        wait_until(lambda: commands_with("stopped.0-1-agent/run/") == [], PATIENCE_S)
+        wait_until(lambda: commands_with("/rollouts/stopped.0-") == [], PATIENCE_S)
         gates.open("stopped.0")
         wait_for_log(stack, "the whole process stood still")
         commit_by_hand(stack, claim)

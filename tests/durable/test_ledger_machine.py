@@ -39,6 +39,7 @@ BREAKS: dict[str, Swaps] = {
     "a repeated claim counts twice": {"claim": ("r[5] == ARGV[7] and", "false and")},
     "a claimed rollout still waits": {"claim": ("be_held(leases, task, rollout_id, now + lease)", "")},
     "a released rollout is not queued": {"release": ("wait_in_line(waiting, task, ARGV[1], now)", "")},
+    "a cancelled rollout is queued again": {"release": ("if r[4] == '1' then", "if false then")},
     "a release by anybody": {"release": ("or r[2] ~= ARGV[2]", "")},
     "a lost lease is renewed": {"renew": ("or r[2] ~= token", "")},
     "a cancelled rollout still waits": {"cancel": ("be_over(events, task, id)", "")},

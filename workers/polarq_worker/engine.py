@@ -10,10 +10,10 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from polarq.contracts.rollout import Boundary, Outcome, RolloutResult, RolloutState, RolloutSummary
-from polarq.ledger import Claim, Refused
+from polarq.ledger import Claim, Refused, Released
 from polarq.ledger.calls import Call
 from polarq.ledger.control import early_stop_of
-from polarq_worker.commit import Finished, commit
+from polarq_worker.commit import Finished, commit, summary_of
 from polarq_worker.early_stop import stopped_early, was_told_to_stop
 from polarq_worker.lease import Lease, steady_s
 from polarq_worker.services import Services
@@ -111,8 +111,8 @@ class Engine:
             held.stop(Stop.RELEASE if self.stopping else Stop.CANCEL)
         try:
             result = await self._walked(held)
-            if result is None:
-                return None
+            if result is None or isinstance(result, Ended):
+                return result
             # An end is committed, whoever wants this job gone now.
             return (await to_its_end(self._commit(claim, result)))[0]
         finally:
@@ -120,8 +120,8 @@ class Engine:
             if not self.held:
                 self.idle.set()
 
-    async def _walked(self, held: Held) -> RolloutResult | None:
-        """The walk's result; None when it must not be committed."""
+    async def _walked(self, held: Held) -> RolloutResult | Ended | None:
+        """The walk's result; None when it must not be committed, and `Ended` when the ledger has ended it already."""
         claim = held.claim
         while True:
             try:
@@ -140,15 +140,19 @@ class Engine:
             log.warning("rollout %s: its lease went to another worker; this attempt is discarded", claim.rollout_id)
             return None
         if held.stopped is Stop.RELEASE and result.outcome.state is RolloutState.CANCELLED:
-            await to_its_end(self._give_back(claim))
-            log.info("rollout %s: given back to the queue", claim.rollout_id)
-            return None
+            return (await to_its_end(self._give_back(claim, result)))[0]
         return result
 
-    async def _give_back(self, claim: Claim) -> None:
+    async def _give_back(self, claim: Claim, result: RolloutResult) -> Ended | None:
+        """One that was told to stop meanwhile has ended with that."""
         calls = self.services.ledger.calls
-        await self.insist(calls.release(claim.rollout_id, claim.token, counted=False, reason="worker stopping"))
+        release = calls.release(claim.rollout_id, claim.token, counted=False, reason="worker stopping")
+        released = await self.insist(release)
+        log.info("rollout %s: given back: %s", claim.rollout_id, released or "it was not ours any more")
+        if released is Released.CANCELLED:
+            return Ended(summary_of(result), claim.rollout_id, claim.task.task_id, finished=False)
         await self.services.ring(claim.task, claim.rollout_id)
+        return None
 
     async def _commit(self, claim: Claim, result: RolloutResult) -> Ended | None:
         """Kept on this disk until the ledger has answered, so that a worker that dies here has still finished."""

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import secrets
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ class Incarnation:
         self.id = secrets.token_hex(8)
         self._folder = state_dir / "incarnations"
         self._handle: int | None = None
+        self._using = threading.Lock()
+        """A beat in its thread must not write to a number that is another file's by then."""
 
     def begin(self) -> Others:
         """Writes its own file, and looks at the others'. Raises `PolarqError`."""
@@ -65,7 +68,7 @@ class Incarnation:
             with self._alone():
                 self._handle = os.open(self._folder / self.id, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 fcntl.flock(self._handle, fcntl.LOCK_EX)
-                os.pwrite(self._handle, _word(), 0)
+                _write_word(self._handle)
                 return self._others()
         except OSError as exc:
             raise PolarqError(
@@ -79,16 +82,18 @@ class Incarnation:
 
     def beat(self) -> None:
         """Notes what it will be told apart by, should it be killed for memory before the next beat."""
-        if self._handle is not None:
-            os.pwrite(self._handle, _word(), 0)
+        with self._using:
+            if self._handle is not None:
+                _write_word(self._handle)
 
     def end(self) -> None:
         """This worker holds nothing any more."""
-        if self._handle is not None:
-            faulthandler.disable()
-            self._remove(self.id)
-            os.close(self._handle)
-            self._handle = None
+        with self._using:
+            if self._handle is not None:
+                faulthandler.disable()
+                self._remove(self.id)
+                os.close(self._handle)
+                self._handle = None
 
     def _others(self) -> Others:
         dead, living = [], []
@@ -130,20 +135,33 @@ class Incarnation:
 _LOCK = "lock"
 
 
-def _word() -> bytes:
-    """The kernel this runs under, and how many processes it has killed for want of memory since it started."""
-    return f"{_BOOT_ID.read_text().strip()} {_killed_for_memory()}".encode().ljust(_WORD_BYTES - 1) + b"\n"
+def _write_word(handle: int) -> None:
+    """The kernel this runs under, and how many processes it has killed for want of memory since it started. On a disk
+    that does not take it the file stays empty, and proves nothing."""
+    word = f"{_said_by(_BOOT_ID).strip()} {_killed_for_memory()}".encode().ljust(_WORD_BYTES - 1) + b"\n"
+    try:
+        os.pwrite(handle, word, 0)
+    except OSError as exc:
+        log.warning("the file of this worker cannot be written (%s)", exc.strerror or exc)
+
+
+def _said_by(path: Path) -> str:
+    """Blank under a kernel that has no such file."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _killed_for_memory() -> int:
-    found = re.search(r"^oom_kill (\d+)$", _VMSTAT.read_text(), re.MULTILINE)
+    found = re.search(r"^oom_kill (\d+)$", _said_by(_VMSTAT), re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 def _how_it_ended(left: bytes) -> str | None:
     """How the worker ended that left this file; blank: it left no word; None: it ran under another kernel."""
     boot_id, _, killed = left[:_WORD_BYTES].decode("utf-8", "replace").strip().partition(" ")
-    if boot_id != _BOOT_ID.read_text().strip():
+    if not boot_id or boot_id != _said_by(_BOOT_ID).strip():
         return None
     if fault := re.search(rb"^Fatal Python error: (.+)$", left[_WORD_BYTES:], re.MULTILINE):
         return fault[1].decode("utf-8", "replace")

@@ -21,6 +21,7 @@ from polarq_worker.entering import take_place
 from polarq_worker.incarnation import Incarnation
 from polarq_worker.lease_watch import LoopWatch
 from polarq_worker.leftovers import clear_sandboxes
+from polarq_worker.orphans import Orphans
 from polarq_worker.patience import Patience
 from polarq_worker.presence import Presence
 from polarq_worker.proxy_process import ProxyProcess
@@ -148,6 +149,9 @@ class NodeService:
         upkeep = Upkeep(self.ledger, self.topology)
         period_s = self.topology.gateway.heartbeat_interval_seconds
         loops = [asyncio.create_task(self._every(period_s, upkeep.memory_step), name="memory")]
+        loops.append(
+            asyncio.create_task(self._every(self.topology.gateway.lease_s, self._stop_orphans), name="orphans")
+        )
         if upkeep.archives:
             loops.append(asyncio.create_task(self._every(period_s, upkeep.archive_step), name="archive"))
         return loops
@@ -161,11 +165,17 @@ class NodeService:
             log.warning("another worker of this node lives in %s; what lies there is left to it", self.state_dir)
             return
         services = self.engine.services
+        dead = {one.incarnation for one in self._others.dead}
+        await Orphans(self.ledger, self.topology).stop_own(self.node.id, self.incarnation.id, dead)
         cleared = await asyncio.to_thread(clear_sandboxes, services.rollouts_dir, services.logs_dir)
         if cleared:
             log.warning("cleared the sandboxes of a worker that was killed: %s", ", ".join(cleared))
         for task_id in await commit_leftovers(self.spool, self.ledger, self.topology.gateway.lease_s):
             await asyncio.to_thread(self.telling.tell, task_id)
+
+    async def _stop_orphans(self) -> None:
+        """What was left by a worker of this node of which it was not known at the start that it is dead."""
+        await self.reaper.orphans.stop_own(self.node.id, self.incarnation.id)
 
     async def _check_redis(self) -> None:
         """Refuses a Redis that would lose rollouts, and says what is risky about it otherwise."""

@@ -28,6 +28,7 @@ from polarq.settings import Settings
 from polarq.topology import Topology
 from polarq_worker.doorbells import Doorbells, Fleet, all_of
 from polarq_worker.incarnation import NOT_KNOWN, Dead
+from polarq_worker.orphans import Orphans
 
 log = logging.getLogger("polarq.worker.reaper")
 
@@ -62,6 +63,7 @@ class Reaper:
         """(node, incarnation) -> what was lost with it, for a while."""
         self.counts: Counter[str] = Counter()
         self.doorbells = Doorbells(ledger, client, topology, settings, self.counts)
+        self.orphans = Orphans(ledger, topology)
 
     async def step(self) -> None:
         """One turn, if it is this worker's. Raises `LedgerUnavailable`."""
@@ -109,6 +111,7 @@ class Reaper:
             if time.monotonic() >= self._mend_at:
                 self._mend_at = time.monotonic() + _MEND_EVERY_S
                 await self._mend()
+                await self._stop_orphans(fleet)
             if reads_queues:
                 began = time.monotonic()
                 if await self.doorbells.ring_what_is_in_no_queue(due.waiting, fleet):
@@ -219,6 +222,10 @@ class Reaper:
             self.counts[word] += 1
             if word == "finished":
                 await self._tell(task_id)
+
+    async def _stop_orphans(self, fleet: Fleet) -> None:
+        if stopped := await self.orphans.stop_of_nodes_gone(fleet.gone):
+            self.counts["sandboxes_stopped"] += len(stopped)
 
     async def _tell(self, task_id: str) -> None:
         """Has a worker tell Celery's results and the callback that a task has ended."""

@@ -262,7 +262,7 @@ class Walk:
             await self._quietly("close the grant", self.access.close(), budget)
         for runtime in runtimes:
             await self._quietly("keep the logs", self.sandboxes.keep_logs(runtime), budget)
-        await asyncio.gather(*(self._quietly("stop the sandbox", r.stop(), budget) for r in runtimes))
+        await asyncio.gather(*(self._quietly("stop the sandbox", self.sandboxes.stop(r), budget) for r in runtimes))
         self.timing["teardown_s"] = time.monotonic() - began
 
     async def _quietly(self, what: str, work: Awaitable[None], budget_s: float) -> None:

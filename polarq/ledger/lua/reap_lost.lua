@@ -38,14 +38,6 @@ local lost, held_against, kept = note_loss(rollout, owner, state, r[5], cause, n
 redis.call('HINCRBY', rollout, 'token', 1)
 redis.call('HDEL', rollout, 'lease_ms')
 
-local function end_as(to, summary)
-  redis.call('HSET', rollout, 'state', to, 'summary', summary, 'ended_ms', now, 'released_by', owner)
-  be_over(leases, task, id)
-  redis.call('HINCRBY', task, to, 1)
-  emit(events, max, 'session.state_changed', {task_id = task_id, session_id = id, status = to, node_id = owner,
-    reward = cjson.null, reason = cause})
-end
-
 local HOW = {
   node_gone = 'the node was gone', worker_gone = 'its worker was gone', lease_expired = 'its lease was not renewed',
 }
@@ -82,17 +74,17 @@ if action == 'queued' then
     released_by = owner, reason = cause})
   return {action, owner, cause}
 end
-local summary = cjson.decode(action == 'failed' and ARGV[7] or ARGV[8])
+local said
 if action == 'failed' then
+  local summary = cjson.decode(ARGV[7])
   local same = string.format('the same crash each time (the worker %s while %s%s)',
     cause == 'lease_expired' and 'hung' or 'died', state, how ~= '' and ': ' .. how or '')
   summary.outcome.message = string.format('lost with its worker %d times, %s: %s', lost,
     same_crash and same or 'which is the most that are tried', story())
-elseif r[7] == 'early_stop' then
-  local t = redis.call('HMGET', task, 'early', 'early_usable', 'early_ms')
-  summary.outcome.reason = 'early_stop'
-  summary.early_stop = {min_usable = tonumber(t[1]), usable = tonumber(t[2]), elapsed_ms = tonumber(t[3])}
+  said = cjson.encode(summary)
+else
+  said = stopped_summary(task, r[7], ARGV[8])
 end
-end_as(action, cjson.encode(summary))
+end_held(events, max, task, rollout, task_id, id, owner, action, said, cause, now)
 finish(task, events, max, ARGV[4], task_id, ARGV[5], now)
 return {action, owner, cause}
