@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
+from polarq.callback.record import CallbackAttempt, attempts
 from polarq.cli.picture import Picture, TaskLine
 from polarq.client import Client
 from polarq.client.pausing import InferenceState
@@ -77,6 +78,10 @@ class Door(Protocol):
 
     def acknowledge(self, task_id: str, index: int | None) -> int:
         """How many rollouts were not acknowledged before."""
+        ...
+
+    def callbacks(self, task_id: str) -> list[CallbackAttempt]:
+        """The newest tries to deliver the task's callback, oldest first."""
         ...
 
     def tasks(self, limit: int) -> list[TaskLine]: ...
@@ -152,6 +157,9 @@ class RedisDoor:
 
     def acknowledge(self, task_id: str, index: int | None) -> int:
         return self.client.acknowledge(task_id if index is None else [f"{task_id}.{index}"])
+
+    def callbacks(self, task_id: str) -> list[CallbackAttempt]:
+        return self.client.ledger.do(attempts(self.client.calls.keys, task_id))
 
     def tasks(self, limit: int) -> list[TaskLine]:
         ledger = self.client.ledger

@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import httpx
 
+from polarq.callback.record import CallbackAttempt
 from polarq.cli.checks.ledger import is_loopback
 from polarq.cli.door import Accepted, Stopped, Update, time_left
 from polarq.cli.outcome import Unreachable, Unusable
@@ -91,6 +92,10 @@ class ShimDoor:
         if index is not None:
             target = f"/sessions/{quote(f'{task_id}.{index}', safe='')}"
         return int(self._ask("POST", f"{target}/acknowledge")["acknowledged"])
+
+    def callbacks(self, task_id: str) -> list[CallbackAttempt]:
+        told = self._ask("GET", f"/rollout/task/{quote(task_id, safe='')}/callbacks")
+        return [CallbackAttempt.model_validate(attempt) for attempt in told["attempts"]]
 
     def tasks(self, limit: int) -> list[TaskLine]:
         return [task_line_of(row) for row in self._ask("GET", "/tasks", params={"limit": limit})["tasks"]]

@@ -9,6 +9,8 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import ValidationError
+
 from polarq.contracts.rollout import PayloadRef, RolloutResult
 from polarq.errors import PayloadCorrupt, PayloadMissing
 from polarq.ledger.calls import Call
@@ -70,7 +72,12 @@ def get_payload(ref: PayloadRef) -> Call[RolloutResult]:
         data = b"".join(parts)
         if hashlib.sha256(data).hexdigest() != ref.sha256:
             raise PayloadCorrupt(f"payload {ref.key} does not match its checksum; its bytes were damaged in the store")
-        result = RolloutResult.stored(unpack(data))
+        try:
+            result = RolloutResult.stored(unpack(data))
+        except ValidationError as exc:
+            raise PayloadCorrupt(
+                f"payload {ref.key} is no result that this polarq reads: {exc.errors()[0]['msg']}"
+            ) from exc
         return result.model_copy(update={"payload": ref})
 
     return Call(read, commands=commands)

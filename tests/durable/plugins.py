@@ -60,4 +60,5 @@ class Large(Evaluator):
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
         noise = await asyncio.to_thread(secrets.token_urlsafe, int(self.spec.config["size"]) * 3 // 4)
-        return self.verdict(1.0, {"noise": noise})
+        # Not `verdict`, which would cut it.
+        return Reward(outcome=1.0, evaluator=self.name, report={"noise": noise})

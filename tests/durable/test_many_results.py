@@ -85,6 +85,7 @@ def end_quickly(hand: Hand, rollout_ids: list[str]) -> None:
         assert ledger.do(hand.calls.commit(rollout_id, claim.token, summary)).won
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_none_of_ten_thousand_is_missed_or_doubled_over_cut_connections_and_restarts_of_the_server(
     lasting_redis: EmbeddedRedis, keys: Keys

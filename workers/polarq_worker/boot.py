@@ -26,6 +26,11 @@ log = logging.getLogger("polarq.worker")
 
 CONSUMER = "polarq_worker.consumer:Consumer"
 
+SWITCH_S = 0.0005
+"""How long a thread may keep the others from running Python, where the interpreter's default is 5 ms. The engine's loop
+has to ask for its turn after each call that leaves the interpreter, hundreds of times a second; next to four threads
+that compress or encode results it would get it 20 ms late each time."""
+
 EX_CONFIG = 78
 """sysexits.h: something the operator has to change."""
 
@@ -65,6 +70,7 @@ class NodeStep(bootsteps.StartStopStep):
         pool = worker.pool
         if not isinstance(pool, EnginePool):
             _give_up(PolarqError("polarq needs its own pool; start the worker without -P"))
+        sys.setswitchinterval(SWITCH_S)
         service = NodeService(worker.app, pool, node, topology, settings)
         try:
             pool.call(service.start())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from polarq.contracts.rollout import RolloutResult, RolloutSummary
+from polarq.contracts.rollout import Boundary, Outcome, RolloutResult, RolloutState, RolloutSummary
 from polarq.ledger import AsyncLedger, Claim, Committed
 from polarq.ledger.calls import Call
 from polarq.store.payloads import encode_result, put_payload
+from polarq_worker.outcomes import what
 from polarq_worker.patience import Patience
 
 log = logging.getLogger("polarq.worker.commit")
@@ -29,7 +31,24 @@ class Finished:
 
     @classmethod
     def encode(cls, claim: Claim, result: RolloutResult) -> Finished:
-        """Takes as long as compressing takes; to be called in a thread."""
+        """Takes as long as compressing takes; to be called in a thread.
+
+        A plug-in may have put in what cannot be written down. Then the rollout has failed with that and keeps the rest.
+        """
+        try:
+            return cls._encoded(claim, result)
+        except Exception as exc:
+            log.exception("rollout %s: its result cannot be written down", claim.rollout_id)
+            text = what(exc).encode("ascii", "backslashreplace").decode()
+        for left in _unwritable(result, text):
+            try:
+                return cls._encoded(claim, left)
+            except Exception:
+                log.warning("rollout %s: nor without its reward and its harness's report", claim.rollout_id)
+        raise AssertionError("a bare result can be written down")
+
+    @classmethod
+    def _encoded(cls, claim: Claim, result: RolloutResult) -> Finished:
         data, raw_bytes = encode_result(result)
         summary = summary_of(result)
         return cls(claim.rollout_id, claim.task.task_id, claim.attempt, claim.token, summary, data, raw_bytes)
@@ -54,6 +73,14 @@ async def commit(finished: Finished, ledger: AsyncLedger, patience: Patience) ->
         log.warning("rollout %s: a late commit was refused (%s)", rollout_id, done.detail)
         await patience.insist(ledger, _drop(keys.payload(rollout_id, attempt, token), ref.chunks))
     return done
+
+
+def _unwritable(result: RolloutResult, why: str) -> Iterator[RolloutResult]:
+    """What may be left of a result that cannot be written down: first with what was sampled, then without."""
+    outcome = Outcome(state=RolloutState.FAILED, boundary=Boundary.STORE, reason="result_not_storable", message=why)
+    left = result.model_copy(update={"outcome": outcome, "reward": None, "harness": None})
+    yield left
+    yield left.model_copy(update={"trajectory": None, "versions": [], "metadata": {}})
 
 
 def summary_of(result: RolloutResult) -> RolloutSummary:

@@ -130,7 +130,7 @@ class NodeService:
         await self.presence.note("node.joined")
         self.watch.start()
         gateway = self.topology.gateway
-        self.reaper = Reaper(self.ledger, self.client, self.topology, self.settings, node.id)
+        self.reaper = Reaper(self.ledger, self.client, self.topology, self.settings, node.id, self.telling.call_back)
         await self.reaper.take_back_from(self._others.dead)
         await asyncio.to_thread(self.incarnation.forget, self._others.dead)
         self._loops = [

@@ -62,7 +62,8 @@ class EnginePool(BasePool):
 
     def on_start(self) -> None:
         self.loop = _new_loop()
-        self._loop_thread = threading.Thread(target=self.loop.run_forever, name="polarq-engine", daemon=True)
+        self._leaving = False
+        self._loop_thread = threading.Thread(target=self._turn, name="polarq-engine", daemon=True)
         self._loop_thread.start()
         self._executor = ThreadPoolExecutor(HARD_CAP, thread_name_prefix="polarq-job")
         self._endings = ThreadPoolExecutor(ENDING_THREADS, thread_name_prefix="polarq-end")
@@ -237,7 +238,16 @@ class EnginePool(BasePool):
         self._executor.shutdown()
         self._endings.shutdown()
 
+    def _turn(self) -> None:
+        """The loop's thread. What exits in a coroutine ends that one, and not everything else that runs here."""
+        while not self._leaving:
+            try:
+                self.loop.run_forever()
+            except BaseException:
+                log.exception("something tried to end the worker's loop; it goes on")
+
     def _stop_loop(self) -> None:
+        self._leaving = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._loop_thread.join(timeout=5)
 

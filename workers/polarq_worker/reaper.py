@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kombu.exceptions import OperationalError
 
@@ -44,12 +44,20 @@ class Reaper:
     """One worker's reaper; `step` is called every few seconds."""
 
     def __init__(
-        self, ledger: AsyncLedger, client: Client, topology: Topology, settings: Settings, node_id: str
+        self,
+        ledger: AsyncLedger,
+        client: Client,
+        topology: Topology,
+        settings: Settings,
+        node_id: str,
+        call_back: Callable[[str], None] | None = None,
     ) -> None:
+        """`call_back` starts the delivery of an ended task's callback."""
         self.ledger = ledger
         self.calls = ledger.calls
         self.client = client
         self.topology = topology
+        self._call_back = call_back
         self._node_id = node_id
         self.me = f"{node_id}/{secrets.token_hex(4)}"
         self.server: str | None = None
@@ -207,7 +215,11 @@ class Reaper:
 
     async def _remind(self, untold: Iterable[str]) -> None:
         for task_id in untold:
-            if await self.ledger.do(steps.left_to_tell(self.calls, task_id)) == "tell":
+            word = await self.ledger.do(steps.left_to_tell(self.calls, task_id))
+            if word == "call" and self._call_back is not None:
+                log.info("task %s: its callback is due", task_id)
+                self._call_back(task_id)
+            elif word in {"tell", "call"}:
                 log.warning("task %s: it ended, and whoever ended it has not told of it", task_id)
                 self.counts["reminded"] += 1
                 await self._tell(task_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from celery.worker.request import Request
 from celery.worker.state import revoked
@@ -21,6 +21,8 @@ class QuietRequest(Request):
     ledger's clock, so that a worker whose own is wrong, or is set meanwhile, neither runs a message early nor drops it.
     """
 
+    _eta: datetime | None
+
     def __init__(self, message: Any, **kwargs: Any) -> None:
         given = kwargs.pop("headers", None) or message.headers
         super().__init__(message, headers={**given, "argsrepr": "(<task>)", "kwargsrepr": "{}"}, **kwargs)
@@ -29,10 +31,10 @@ class QuietRequest(Request):
             # Celery turns it into a moment of the monotonic clock at once, by this host's.
             self._eta += datetime.now(UTC) - self._clock.now()
 
-    def maybe_expire(self) -> bool:
+    def maybe_expire(self) -> Literal[True] | None:
         now = datetime.now(UTC) if self._clock is None else self._clock.now()
         if self.expires is None or now <= self.expires:
-            return False
+            return None
         revoked.add(self.id)
         return True
 

@@ -10,6 +10,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+from polarq.callback.lanes import Lanes
 from polarq.callback.outbox import deliver_task_callback
 from polarq.client import Client
 from polarq.client.states import publish_state
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from celery import Celery
 
 log = logging.getLogger("polarq.worker.node")
+
+_MOST_CALLBACKS = 1000
+"""Callbacks on their way or waiting for a place, of one worker; what comes beyond is due again within a minute."""
 
 
 class Telling:
@@ -44,7 +48,9 @@ class Telling:
         self._topology = topology
         self._secret = callback_secret
         self._loop = loop
-        self._callbacks: set[asyncio.Task[None]] = set()
+        self._lanes = Lanes()
+        self._callbacks: dict[str, asyncio.Task[None]] = {}
+        """By task."""
         self._publishing: dict[str, bool] = {}
         """Tasks whose result is being written, and whether it has to be once more: something ended meanwhile."""
         self._lock = threading.Lock()
@@ -62,7 +68,7 @@ class Telling:
             head = self._publish(task_id)
         if head is None or head.state.terminal:
             # Does nothing unless the task has ended, has an address, and nobody else delivers.
-            self._loop.call_soon_threadsafe(self._start_callback, task_id, head is not None)
+            self._loop.call_soon_threadsafe(self.call_back, task_id, head is not None)
 
     def _is_next(self, task_id: str) -> bool:
         with self._lock:
@@ -89,21 +95,30 @@ class Telling:
 
     async def aclose(self) -> None:
         """Gives up callbacks under way: another process delivers them."""
-        under_way = list(self._callbacks)
+        under_way = list(self._callbacks.values())
         for delivery in under_way:
             delivery.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
-    def _start_callback(self, task_id: str, published: bool) -> None:
+    def call_back(self, task_id: str, published: bool = True) -> None:
+        """Starts the delivery of an ended task's callback; `published`: its Celery result has been written."""
+        if task_id in self._callbacks:
+            return
+        if len(self._callbacks) >= _MOST_CALLBACKS:
+            log.warning("task %s: %d callbacks are on their way; its own is tried later", task_id, _MOST_CALLBACKS)
+            return
         delivery = asyncio.create_task(self._call_back(task_id, published), name=f"callback {task_id}")
-        self._callbacks.add(delivery)
-        delivery.add_done_callback(self._callbacks.discard)
+        self._callbacks[task_id] = delivery
+        delivery.add_done_callback(lambda _: self._callbacks.pop(task_id))
 
     async def _call_back(self, task_id: str, published: bool) -> None:
         """Runs beside everything else: the task's own end does not wait for the trainer's server."""
         try:
-            await deliver_task_callback(self._ledger, self._topology, task_id, secret=self._secret)
+            told = left_to_tell(self._ledger.calls, task_id, told=True)
+            if published and await self._ledger.do(told) == "nothing":
+                return
+            await deliver_task_callback(self._ledger, self._topology, task_id, secret=self._secret, lanes=self._lanes)
             if published:
-                await self._ledger.do(left_to_tell(self._ledger.calls, task_id, told=True))
+                await self._ledger.do(told)
         except PolarqError as exc:
             log.error("task %s: its callback was not delivered: %s", task_id, exc)

@@ -36,12 +36,14 @@ from polarq_worker.harnesses.base import Harness, HarnessContext, harness_env, r
 from polarq_worker.harnesses.create import create_harness
 from polarq_worker.lease import Lease
 from polarq_worker.outcomes import (
+    OF_OTHERS,
     StageFailed,
     failed,
     final_outcome,
     harness_outcome,
     one_line,
     timed_out,
+    what,
     worth_scoring,
 )
 from polarq_worker.runtimes.base import Runtime
@@ -103,11 +105,10 @@ class Walk:
             raise
         except PolarqError as exc:
             outcome = Outcome(state=RolloutState.FAILED, boundary=Boundary.NODE, reason="node_error", message=str(exc))
-        except Exception as exc:
+        except OF_OTHERS as exc:
             log.exception("rollout %s: an error in the worker itself", self.rollout_id)
-            message = one_line(f"{type(exc).__name__}: {exc}")
             outcome = Outcome(
-                state=RolloutState.FAILED, boundary=Boundary.NODE, reason="internal_error", message=message
+                state=RolloutState.FAILED, boundary=Boundary.NODE, reason="internal_error", message=what(exc)
             )
         self.ending = True
         outcome = await self._keep_what_was_sampled(outcome)
@@ -218,8 +219,13 @@ class Walk:
         )
         with self._timed("evaluate_s"), faults.of_evaluate(budget):
             async with asyncio.timeout(budget):
-                self.reward = await evaluator.evaluate(context)
-                self.trajectory = rewarded(self.trajectory, self.reward)
+                reward = await evaluator.evaluate(context)
+                if not isinstance(reward, Reward):
+                    raise EvaluatorFault(f"evaluator '{evaluator.name}' answered no Reward: {type(reward).__name__}")
+                # Made without its checks, it could be what nobody can read again.
+                reward = Reward.model_validate(reward.model_dump())
+                self.trajectory = rewarded(self.trajectory, reward)
+                self.reward = reward
 
     async def _enter(self, state: RolloutState) -> None:
         ledger = self.services.ledger
@@ -247,7 +253,7 @@ class Walk:
         try:
             async with asyncio.timeout(self.budgets.build_s):
                 self.trajectory = await self._trajectory()
-        except (PolarqError, ValueError, TimeoutError) as exc:
+        except OF_OTHERS as exc:
             log.warning("rollout %s: no partial trajectory: %s", self.rollout_id, exc)
             text = one_line(f"{outcome.message}; the partial trajectory could not be built: {exc}")
             return outcome.model_copy(update={"message": text})
@@ -269,7 +275,7 @@ class Walk:
         try:
             async with asyncio.timeout(budget_s):
                 await work
-        except Exception as exc:
+        except OF_OTHERS as exc:
             log.error("rollout %s: could not %s: %s: %s", self.rollout_id, what, type(exc).__name__, exc)
 
     def _result(self, outcome: Outcome) -> RolloutResult:

@@ -24,6 +24,7 @@ It is started with an argv and a process name that no `pkill python` matches.
 import array
 import ctypes
 import errno
+import gc
 import json
 import os
 import select
@@ -41,6 +42,7 @@ NURSERY_NAME = b"polarq-wardens"
 NAME = b"polarq-sandbox"
 BIRTH_DESCRIPTORS = 2
 DESCRIPTORS = 4
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main(nursery_fd: int) -> None:
@@ -50,6 +52,9 @@ def main(nursery_fd: int) -> None:
     # Nobody asks how a warden ended; it says so itself.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     nursery = _control_socket(nursery_fd)
+    # What is here stays as it is: a collector that touches it would have each fork copy it.
+    gc.disable()
+    gc.freeze()
     while True:
         sent, fds = _receive_fds(nursery, 1, BIRTH_DESCRIPTORS)
         if not sent:
@@ -354,9 +359,8 @@ def _wakeup_on_child() -> int:
 
 
 def _prctl(option: int, value: int | bytes) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
     argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
-    if libc.prctl(option, argument, 0, 0, 0) != 0:
+    if LIBC.prctl(option, argument, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
 
 

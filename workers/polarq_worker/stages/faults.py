@@ -6,14 +6,17 @@ stage's, for its message; a `TimeoutError` that gets here is the budget's own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from polarq.contracts.rollout import Boundary, RolloutState
 from polarq.errors import EvaluatorFault, HarnessFault, InvalidInput, PolarqError, RuntimeFault, UnknownPlugin
 from polarq_worker.evaluators.base import EvaluationTimedOut
-from polarq_worker.outcomes import StageFailed, failed, timed_out
+from polarq_worker.outcomes import OF_OTHERS, StageFailed, failed, timed_out, what
 from polarq_worker.stages.prepare import PrepareFailed
+
+log = logging.getLogger("polarq.worker.stages")
 
 
 @contextmanager
@@ -43,6 +46,11 @@ def of_run() -> Iterator[None]:
         raise failed(Boundary.HARNESS, "harness_could_not_start", str(exc)) from exc
     except RuntimeFault as exc:
         raise failed(Boundary.RUNTIME, "runtime_failed", str(exc)) from exc
+    except (StageFailed, PolarqError):
+        raise
+    except OF_OTHERS as exc:
+        log.exception("an error in a harness")
+        raise failed(Boundary.HARNESS, "harness_failed", what(exc)) from exc
 
 
 @contextmanager
@@ -51,10 +59,13 @@ def of_build(budget_s: float) -> Iterator[None]:
         yield
     except TimeoutError:
         raise timed_out(Boundary.BUILDER, "build", budget_s) from None
-    except PolarqError:
+    except (StageFailed, PolarqError):
         raise
     except ValueError as exc:
         raise failed(Boundary.BUILDER, "builder_failed", str(exc)) from exc
+    except OF_OTHERS as exc:
+        log.exception("an error in a builder")
+        raise failed(Boundary.BUILDER, "builder_failed", what(exc)) from exc
 
 
 @contextmanager
@@ -71,3 +82,8 @@ def of_evaluate(budget_s: float) -> Iterator[None]:
         raise failed(Boundary.EVALUATOR, "evaluator_failed", f"fresh sandbox: {exc}") from exc
     except (RuntimeFault, ValueError) as exc:
         raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
+    except (StageFailed, PolarqError):
+        raise
+    except OF_OTHERS as exc:
+        log.exception("an error in an evaluator")
+        raise failed(Boundary.EVALUATOR, "evaluator_failed", what(exc)) from exc
