@@ -13,8 +13,9 @@ from polarq.contracts.task import Task, split_rollout_id
 from polarq.errors import InvalidInput, PayloadCorrupt, PayloadMissing, TaskNotFound
 from polarq.ledger import Call, Calls, RolloutRecord, TaskRecord
 from polarq.ledger.retention import acknowledge as acknowledged
+from polarq.ledger.retention import drop_payloads
 from polarq.store.archive import Archive
-from polarq.store.payloads import get_payload
+from polarq.store.payloads import get_payload, read_raw
 
 log = logging.getLogger("polarq.client.archive")
 
@@ -63,7 +64,11 @@ def _acknowledge(calls: Calls, archive: Archive | None, task_id: str, indices: S
     """How many were not acknowledged before. See `polarq.ledger.retention.acknowledge` for what it raises."""
     if archive is not None:
         yield from archive_task(calls, archive, task_id, indices)
-    return (yield from ask(acknowledged(calls, task_id, indices)))
+    done = yield from ask(acknowledged(calls, task_id, indices))
+    if done.left:
+        # Last: whoever dies before this acknowledges again, or has them expire.
+        yield from ask(drop_payloads(done.left))
+    return done.count
 
 
 def archive_task(calls: Calls, archive: Archive, task_id: str, indices: Sequence[int] = ()) -> Steps[int]:
@@ -78,7 +83,7 @@ def archive_task(calls: Calls, archive: Archive, task_id: str, indices: Sequence
         assert record.request is not None
         ref = _payload(rollout)
         read = None if ref is None else get_payload(ref)
-        replies = None if read is None else (yield from ask(Call(list, commands=read.commands)))
+        replies = None if read is None else (yield from ask(read_raw(read.commands)))
         yield from work(partial(_archive, archive, record.request, rollout, read, replies))
     return len(found)
 

@@ -9,9 +9,9 @@ from polarq.client.results import Trajectories, assemble, payload_refs
 from polarq.client.steps import Outage, Steps, ask, patiently, work
 from polarq.contracts.rollout import PayloadRef, RolloutResult, TaskResult
 from polarq.errors import PayloadMissing, ResultTimeout, TaskNotFound
-from polarq.ledger import Call, Calls, TaskHead, TaskRecord
+from polarq.ledger import Calls, TaskHead, TaskRecord
 from polarq.ledger.following import events_after, position
-from polarq.store.payloads import get_payload
+from polarq.store.payloads import get_payload, read_raw
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def record_of(calls: Calls, task_id: str, *, with_request: bool = False) -> Step
 def _payload(ref: PayloadRef) -> Steps[RolloutResult]:
     """Fetched here, decoded where it holds nobody up: it may be 50 MB. Raises `PayloadMissing`, `PayloadCorrupt`."""
     read = get_payload(ref)
-    replies = yield from ask(Call(list, commands=read.commands))
+    replies = yield from ask(read_raw(read.commands))
     return (yield from work(lambda: read.read(replies)))
 
 

@@ -24,7 +24,7 @@ from polarq.errors import InvalidInput, PayloadMissing, ResultTimeout, TaskNotFo
 from polarq.ledger import Call, Calls, RolloutRecord
 from polarq.ledger.control import tasks_of
 from polarq.ledger.following import ended_rollouts, news, progress, request_metadata
-from polarq.store.payloads import get_payload
+from polarq.store.payloads import get_payload, read_raw
 
 T = TypeVar("T")
 
@@ -205,7 +205,7 @@ class Stream:
         commands = tuple(command for read in reads for command in read.commands)
         if not commands:
             return []
-        replies = yield from self._ask(Call(list, commands=commands))
+        replies = yield from self._ask(read_raw(commands))
         missing: list[tuple[str, int]] = []
 
         def decoded() -> list[RolloutResult]:

@@ -205,6 +205,10 @@ class Keys:
         """String: how full Redis was when that last changed: ok, high or full."""
         return f"{self.prefix}:memory"
 
+    def memory_at(self, server: str) -> str:
+        """String with a short expiry: bytes that another Redis of the deployment uses, and how many it may."""
+        return f"{self.prefix}:memory-at:{server}"
+
     @property
     def celery(self) -> str:
         """Prefix of everything Celery and kombu write."""
