@@ -24,9 +24,11 @@ from polarq.errors import ResultTimeout, TaskNotFound
 from polarq.ledger import without_password
 from polarq.ledger.control import RunState
 from polarq.ledger.following import position
+from polarq.ledger.limits import Published
 from polarq.settings import Settings
 from polarq.store.pauses import PauseMode
 from polarq.topology import load_topology
+from polarq.topology.models import LimitsSection
 
 WAIT_STEP_S = 5.0
 """Longest wait on events before the ledger itself is read again: an event may be lost, a record is not."""
@@ -110,6 +112,10 @@ class Door(Protocol):
 
     def resume_inference(self, run_id: str | None) -> InferenceState: ...
 
+    def limits(self) -> Published: ...
+
+    def set_limits(self, limits: LimitsSection) -> Published: ...
+
     def events(self, task_id: str | None, after: str | None) -> Iterator[Event]:
         """Events as they happen; of one task from its start to its end."""
         ...
@@ -180,6 +186,12 @@ class RedisDoor:
 
     def runs(self) -> list[RunState]:
         return self.client.runs()
+
+    def limits(self) -> Published:
+        return self.client.limits()
+
+    def set_limits(self, limits: LimitsSection) -> Published:
+        return self.client.set_limits(limits)
 
     def run(self, run_id: str) -> RunState:
         return self.client.run(run_id)

@@ -16,11 +16,13 @@ from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult, TaskResult
 from polarq.ledger import AsyncLedger, Cancelled, Submitted, TaskHead, TaskRecord
 from polarq.ledger.control import RunState, run_state
+from polarq.ledger.limits import BY_COMMAND, Published, publish, published
 from polarq.ledger.policy import set_policy_version
 from polarq.settings import Settings
 from polarq.store.archive import Archive
 from polarq.store.pauses import PauseMode
 from polarq.topology import Topology
+from polarq.topology.models import LimitsSection
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -125,6 +127,13 @@ class AsyncClient(Deployment):
 
     async def resume_run(self, run_id: str) -> RunState:
         return await self._do(controls.pause_run(self, run_id, on=False))
+
+    async def limits(self) -> Published:
+        return await self.ledger.do(published(self.calls.keys, self.topology.limits))
+
+    async def set_limits(self, limits: LimitsSection) -> Published:
+        await self.ledger.do(publish(self.calls, limits, BY_COMMAND, anyway=True))
+        return await self.limits()
 
     async def set_policy_version(self, run_id: str, version: int) -> RunState:
         await self.ledger.do(set_policy_version(self.calls, run_id, version))

@@ -18,11 +18,13 @@ from polarq.contracts.rollout import RolloutResult, TaskResult
 from polarq.contracts.task import Task
 from polarq.ledger import Cancelled, Ledger, Submitted, TaskHead, TaskRecord
 from polarq.ledger.control import RunState, run_state
+from polarq.ledger.limits import BY_COMMAND, Published, publish, published
 from polarq.ledger.policy import set_policy_version
 from polarq.settings import Settings
 from polarq.store.archive import Archive
 from polarq.store.pauses import PauseMode
 from polarq.topology import Topology
+from polarq.topology.models import LimitsSection
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -165,6 +167,15 @@ class Client(Deployment):
 
     def resume_run(self, run_id: str) -> RunState:
         return self._do(controls.pause_run(self, run_id, on=False))
+
+    def limits(self) -> Published:
+        """The deployment's limits, or where nobody has published any, those of the topology."""
+        return self.ledger.do(published(self.calls.keys, self.topology.limits))
+
+    def set_limits(self, limits: LimitsSection) -> Published:
+        """Makes these the deployment's limits, for whoever submits and every worker, until they are set again."""
+        self.ledger.do(publish(self.calls, limits, BY_COMMAND, anyway=True))
+        return self.limits()
 
     def set_policy_version(self, run_id: str, version: int) -> RunState:
         """Says that the run's engines sample with policy `version` from now on. A rollout that is claimed later records

@@ -1,4 +1,4 @@
-"""Training runs: which there are, pause and resume, the policy version."""
+"""Training runs: which there are, pause and resume, the policy version; and the limits they share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import re
 from aiohttp import web
 
 from polarq.contracts.base import ID_PATTERN
+from polarq.errors import InvalidInput
 from polarq.http.answers import Refused, answer, problems
-from polarq.http.polar_shapes import RunList, RunRow
-from polarq.http.queries import NoQuery, PolicyVersionQuery, query
+from polarq.http.polar_shapes import LimitsView, RunList, RunRow
+from polarq.http.queries import NoQuery, PolicyVersionQuery, json_object, query
 from polarq.http.shim import Shim
 from polarq.ledger.control import RunState
+from polarq.ledger.limits import Published
+from polarq.topology.models import LimitsSection
 
 
 async def list_runs(shim: Shim, request: web.Request) -> web.StreamResponse:
@@ -40,6 +43,27 @@ async def get_run(shim: Shim, request: web.Request) -> web.StreamResponse:
 async def set_policy_version(shim: Shim, request: web.Request) -> web.StreamResponse:
     asked = query(request, PolicyVersionQuery)
     return answer(_row(await shim.client.set_policy_version(_run_id(request), asked.version)))
+
+
+async def get_limits(shim: Shim, request: web.Request) -> web.StreamResponse:
+    """Those that hold: the deployment's, or where nobody has published any, this server's own."""
+    query(request, NoQuery)
+    return answer(_limits(await shim.client.limits()))
+
+
+async def set_limits(shim: Shim, request: web.Request) -> web.StreamResponse:
+    query(request, NoQuery)
+    wanted = LimitsSection.parse(await json_object(request), what="limits", error=InvalidInput)
+    return answer(_limits(await shim.client.set_limits(wanted)))
+
+
+def _limits(now: Published) -> LimitsView:
+    return {
+        "version": now.version,
+        "by": now.by,
+        "published_at": None if now.at is None else now.at.timestamp(),
+        "limits": now.limits.model_dump(mode="json"),
+    }
 
 
 def _run_id(request: web.Request) -> str:

@@ -201,6 +201,11 @@ class Keys:
         return f"{self.prefix}:archiver"
 
     @property
+    def limits(self) -> str:
+        """Hash: the deployment's limits as JSON, their version, and who published them."""
+        return f"{self.prefix}:limits"
+
+    @property
     def memory(self) -> str:
         """String: how full Redis was when that last changed: ok, high or full."""
         return f"{self.prefix}:memory"
