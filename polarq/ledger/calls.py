@@ -300,20 +300,20 @@ class Calls:
             word = decode(reply[0])
             if word == "lost":
                 return Committed(False, False, decode(reply[1]))
-            told = [decode(part) for part in reply[2:]]
             if word == "missing":
                 raise PayloadMissing(f"the payload of rollout '{rollout_id}' has to be written before its commit")
+            told = [decode(part) for part in reply[2:]]
             stopping = tuple(ActiveRollout(*told[i : i + 3]) for i in range(0, len(told), 3))
             return Committed(True, int(reply[1]) == 1, stopping=stopping)
 
         return Call(read, script("commit"), keys, args)
 
-    def release(self, rollout_id: str, token: int, *, counted: bool, reason: str) -> Call[Released | None]:
     def _payload_to_see(self, summary: RolloutSummary) -> tuple[Any, ...]:
         """What of a payload must be there when it is committed; of one in another Redis the script cannot tell."""
         ref = summary.payload
         return () if ref is None or "payloads" in self.elsewhere else (ref.key, ref.chunks)
 
+    def release(self, rollout_id: str, token: int, *, counted: bool, reason: str) -> Call[Released | None]:
         """Gives a claimed rollout back; None when it was no longer ours."""
         k, task_id = self.keys, split_rollout_id(rollout_id)[0]
         keys = (k.task(task_id), k.rollout(rollout_id), k.leases, k.waiting, k.events, k.tasks)
@@ -391,7 +391,6 @@ class Calls:
 
         return Call(read, commands=tuple(commands))
 
-    def set_node_flag(self, node_id: str, flag: str, on: bool) -> Call[None]:
     def depths_elsewhere(self, node_ids: Sequence[str]) -> Call[dict[str, int]] | None:
         """Depths of the nodes' queues where those are in another Redis; None: `node_states` tells."""
         if "queues" not in self.elsewhere:
@@ -400,6 +399,7 @@ class Calls:
         commands = tuple(("EVAL", _QUEUE_DEPTH, len(names), *names) for names in lists)
         return Call(lambda depths: dict(zip(node_ids, map(int, depths), strict=True)), commands=commands, at="queues")
 
+    def set_node_flag(self, node_id: str, flag: str, on: bool) -> Call[None]:
         """Sets `draining` or `paused`. The node reads it with its next heartbeat."""
         key = self.keys.node_flags(node_id)
         command: tuple[Any, ...] = ("HSET", key, flag, "1") if on else ("HDEL", key, flag)
