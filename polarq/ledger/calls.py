@@ -35,6 +35,7 @@ from polarq.ledger.records import (
     text_fields,
 )
 from polarq.ledger.scripts import Script, script
+from polarq.ledger.texts import with_shared_texts
 
 T = TypeVar("T")
 
@@ -242,7 +243,7 @@ class Calls:
                 return Refused(decode(reply[0]), decode(reply[1]) if len(reply) > 1 else "")
             claimed_at = moment(reply[5])
             assert claimed_at is not None
-            task = Task.model_validate(json.loads(reply[4]))
+            task = Task.model_validate(with_shared_texts(json.loads(reply[4])))
             policy = None if reply[7] is None else int(reply[7])
             return Claim(
                 rollout_id=decode(reply[6]),
