@@ -258,9 +258,10 @@ class Calls:
 
         return Call(read, script("claim"), keys, args)
 
-    def look(self, place: Place, most: int) -> Call[list[str]]:
-        """Waiting rollouts that a node would claim one after another."""
-        args = (place.as_json(), most)
+    def look(self, place: Place, most: int, deep: int | None = None) -> Call[list[str]]:
+        """Waiting rollouts that a node would claim one after another. `deep`: how many of each run are looked at, where
+        not only the first ones are."""
+        args = (place.as_json(), most, "" if deep is None else deep)
         return Call(lambda reply: [decode(i) for i in reply], script("look"), (self.keys.waiting,), args)
 
     def advance(self, rollout_id: str, token: int, to: RolloutState) -> Call[str]:

@@ -339,6 +339,8 @@ class NodeService:
         await self._freed.wait()
         self._freed.clear()
         await self.work.seek()
+        if self.work.again_s is not None:
+            asyncio.get_running_loop().call_later(self.work.again_s, self._freed.set)
 
     async def _look_when_told(self) -> None:
         await self._look_soon.wait()
