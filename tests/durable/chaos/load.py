@@ -17,6 +17,7 @@ from polarq.errors import LedgerUnavailable, NotQueued, PolarqError
 from polarq.ledger import Call, Keys
 from polarq.ledger.records import decode
 from polarq.testing.stack import LocalStack
+from tests.durable.chaos.receiver import Receiver
 
 MAX_OPEN = 24
 """Rollouts that have not ended: the stream goes as fast as the machine."""
@@ -27,8 +28,9 @@ HARNESS = Path(__file__).with_name("harness.py")
 class Load:
     """Two threads: one submits, one follows the events. Both go on whatever happens to Redis."""
 
-    def __init__(self, stack: LocalStack, log: Path, seed: int) -> None:
+    def __init__(self, stack: LocalStack, log: Path, seed: int, receiver: Receiver) -> None:
         self._stack = stack
+        self._receiver = receiver
         self._log = log
         self._random = random.Random(seed)
         self.submitted: dict[str, Task] = {}
@@ -110,6 +112,7 @@ class Load:
                 "task_id": task_id,
                 "instruction": "Say something.",
                 "num_samples": choose.choice([1, 1, 2, 4]),
+                "callback_url": self._receiver.url(task_id),
                 "timeout_seconds": AGENT_S,
                 "agent": {"harness": "shell", "custom_shell": {"command": command}},
                 "runtime": {"backend": "local"},
