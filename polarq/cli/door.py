@@ -19,7 +19,7 @@ from polarq.client.pausing import InferenceState
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult
-from polarq.contracts.task import Task
+from polarq.contracts.task import Task, maybe_rollout_id
 from polarq.errors import ResultTimeout, TaskNotFound
 from polarq.ledger import without_password
 from polarq.ledger.control import RunState
@@ -290,10 +290,11 @@ def find_task(door: Door, any_id: str) -> tuple[Picture, int | None]:
     try:
         return door.picture(any_id), None
     except TaskNotFound:
-        stem, dot, index = any_id.rpartition(".")
-        if not dot or not index.isdecimal():
+        rollout = maybe_rollout_id(any_id)
+        if rollout is None:
             raise
+    stem, index = rollout
     picture = door.picture(stem)
-    if int(index) >= len(picture.rows):
+    if index >= len(picture.rows):
         raise TaskNotFound(f"task '{stem}' has {len(picture.rows)} rollouts; there is no '{any_id}'")
-    return picture, int(index)
+    return picture, index

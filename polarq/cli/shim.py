@@ -51,15 +51,21 @@ class ShimDoor:
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url.rstrip("/")
-        parts = urlsplit(self.url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+            httpx.URL(self.url)
+        except (ValueError, httpx.InvalidURL):
+            usable = False
+        if not usable:
             raise InvalidInput("--url", [f"'{url}' is not an http or https address"])
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = httpx.Client(
             base_url=self.url,
             headers=headers,
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
-            trust_env=not is_loopback(parts.hostname),  # an HTTP proxy of the environment does not know this machine
+            # An HTTP proxy of the environment does not know this machine.
+            trust_env=not is_loopback(parts.hostname or ""),
         )
 
     @property

@@ -9,7 +9,7 @@ from functools import partial
 from polarq.client.results import Trajectories, from_summary
 from polarq.client.steps import Steps, ask, work
 from polarq.contracts.rollout import PayloadRef, RolloutResult
-from polarq.contracts.task import Task, split_rollout_id
+from polarq.contracts.task import Task, maybe_rollout_id, split_rollout_id
 from polarq.errors import InvalidInput, PayloadCorrupt, PayloadMissing, TaskNotFound
 from polarq.ledger import Call, Calls, RolloutRecord, TaskRecord
 from polarq.ledger.retention import acknowledge as acknowledged
@@ -39,12 +39,6 @@ def batches(rollout_ids: Iterable[str]) -> Batches:
     return [(task_id, list(indices)) for task_id, indices in found.items()]
 
 
-def is_rollout_id(text: str) -> bool:
-    """Whether it may be one: a task's own id may end in a number too."""
-    stem, _, index = text.rpartition(".")
-    return bool(stem) and index.isdecimal()
-
-
 def acknowledge(calls: Calls, archive: Archive | None, target: str | Iterable[str]) -> Steps[int]:
     """See `Client.acknowledge`."""
     if not isinstance(target, str):
@@ -55,7 +49,7 @@ def acknowledge(calls: Calls, archive: Archive | None, target: str | Iterable[st
     try:
         return (yield from _acknowledge(calls, archive, target, ()))
     except TaskNotFound:
-        if not is_rollout_id(target):
+        if maybe_rollout_id(target) is None:
             raise
     return (yield from acknowledge(calls, archive, [target]))
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from polarq.client import acknowledging, controls, pausing, reading, submitting
 from polarq.client.deployment import Deployment, TaskSource
-from polarq.client.pausing import LEASE_S, TIMEOUT_S, InferenceState
+from polarq.client.pausing import LEASE_S, TIMEOUT_S, InferenceState, of_run
 from polarq.client.results import Trajectories
 from polarq.client.routing import choose_queues
 from polarq.client.steps import OUTAGE_S, Outage, Steps, each, outcome
 from polarq.client.streaming import stream
+from polarq.contracts.base import check_id
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult, TaskResult
@@ -155,7 +156,7 @@ class Client(Deployment):
 
     def run(self, run_id: str) -> RunState:
         """One run, whether anything of it was ever submitted or not."""
-        return self.ledger.do(run_state(self.calls.keys, run_id))
+        return self.ledger.do(run_state(self.calls.keys, check_id("run", run_id)))
 
     def runs(self) -> list[RunState]:
         """Runs of which the ledger has a task, a policy version or a pause."""
@@ -188,7 +189,7 @@ class Client(Deployment):
 
     def inference_state(self, run_id: str | None = None) -> InferenceState:
         """Whether model calls are held back, and how many are in flight. With a run: its own pause, and its calls."""
-        return self._do(pausing.inference_state(self.calls, run_id or ""))
+        return self._do(pausing.inference_state(self.calls, of_run(run_id)))
 
     def pause_inference(
         self,
@@ -205,13 +206,13 @@ class Client(Deployment):
         is sampled anew after the pause). The pause ends by itself after `lease_s`.
         """
         steps = pausing.pause_inference(
-            self.calls, mode=mode, timeout_s=timeout_s, lease_s=lease_s, run_id=run_id or ""
+            self.calls, mode=mode, timeout_s=timeout_s, lease_s=lease_s, run_id=of_run(run_id)
         )
         return self._do(steps)
 
     def resume_inference(self, run_id: str | None = None) -> bool:
         """Ends the pause; whether there was one."""
-        return self._do(pausing.resume_inference(self.calls, run_id or ""))
+        return self._do(pausing.resume_inference(self.calls, of_run(run_id)))
 
     # --- nodes
 

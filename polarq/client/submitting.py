@@ -10,7 +10,7 @@ from polarq.client.limits import check_fits
 from polarq.client.reading import record_of
 from polarq.client.routing import choose_queues, why_waiting
 from polarq.client.steps import Steps, all_nodes, ask, work
-from polarq.contracts.task import Task
+from polarq.contracts.task import Task, maybe_rollout_id
 from polarq.errors import InvalidTask, LedgerUnavailable, NotQueued, TaskNotFound
 from polarq.ledger import Cancelled, Submitted
 from polarq.ledger.control import run_state, waiting_task
@@ -78,7 +78,7 @@ def cancel(at: Deployment, task_id: str, *, register_if_missing: bool) -> Steps[
 
 def _target(at: Deployment, any_id: str) -> Steps[tuple[str, int | None]]:
     """A task id may itself end in `.<number>`: it is a rollout id only if there is no such task."""
-    stem, dot, index = any_id.rpartition(".")
-    if dot and index.isdecimal() and (yield from ask(at.calls.head(any_id))) is None:
-        return stem, int(index)
+    rollout = maybe_rollout_id(any_id)
+    if rollout is not None and (yield from ask(at.calls.head(any_id))) is None:
+        return rollout
     return any_id, None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from aiohttp import web
 
-from polarq.contracts.base import ID_PATTERN
+from polarq.contracts.base import check_id
 from polarq.errors import InvalidInput
 from polarq.http.answers import Refused, answer, problems
 from polarq.http.polar_shapes import LimitsView, RunList, RunRow
@@ -67,10 +65,10 @@ def _limits(now: Published) -> LimitsView:
 
 
 def _run_id(request: web.Request) -> str:
-    run_id = request.match_info["run_id"]
-    if not re.fullmatch(ID_PATTERN, run_id):
-        raise Refused(422, problems([f"run_id: '{run_id}' is not a run id"], "path"))
-    return run_id
+    try:
+        return check_id("run", request.match_info["run_id"])
+    except InvalidInput as exc:
+        raise Refused(422, problems([f"run_id: {problem}" for problem in exc.problems], "path")) from None
 
 
 def _row(run: RunState) -> RunRow:
