@@ -34,7 +34,7 @@ def celery_settings(topology: Topology | None = None, settings: Settings | None 
         "broker_use_ssl": broker_options.pop("tls", None),
         "result_backend": results,
         "redis_backend_use_ssl": results_options.pop("tls", None),
-        # Threads that wait on one asyncio engine. Its capacity is live; this is only Celery's own start value.
+        # Jobs wait on one asyncio engine. Its capacity is live; this is only Celery's own start value.
         "worker_pool": WORKER_POOL,
         "worker_concurrency": 1,
         # A message is a doorbell: it is gone once heard, and the ledger finds what was not heard. Late acknowledgement

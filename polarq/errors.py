@@ -60,6 +60,14 @@ class QueueFull(PolarqError):
         return type(self), (self.args[0], self.retry_after_s)
 
 
+class StepRefused(PolarqError):
+    """A rollout cannot go from the state that the ledger has of it, `before`, to another one."""
+
+    def __init__(self, rollout_id: str, before: str, to: str) -> None:
+        super().__init__(f"rollout '{rollout_id}': there is no step from {before} to {to}")
+        self.before = before
+
+
 class LedgerUnavailable(PolarqError):
     """Redis does not answer, refuses the password, or is not usable as a ledger."""
 

@@ -16,6 +16,7 @@ from polarq.cli.demo import demo
 from polarq.cli.doctor import doctor
 from polarq.cli.drain import drain
 from polarq.cli.inference import launch
+from polarq.cli.limits import limits
 from polarq.cli.model_calls import pause as pause_calls
 from polarq.cli.model_calls import resume as resume_calls
 from polarq.cli.model_calls import status as calls_status
@@ -72,6 +73,7 @@ app.command("drain", rich_help_panel=FLEET)(drain)
 app.command("pause", rich_help_panel=FLEET)(pause)
 app.command("resume", rich_help_panel=FLEET)(resume)
 app.command("capacity", rich_help_panel=FLEET)(capacity)
+app.add_typer(limits, name="limits", rich_help_panel=FLEET)
 app.command("policy", rich_help_panel=FLEET)(policy)
 app.command("worker", rich_help_panel=PROCESSES, context_settings=_PASSED_ON)(worker)
 app.command("proxy", rich_help_panel=PROCESSES, context_settings=_PASSED_ON)(proxy)

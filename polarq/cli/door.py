@@ -19,14 +19,16 @@ from polarq.client.pausing import InferenceState
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult
-from polarq.contracts.task import Task
+from polarq.contracts.task import Task, maybe_rollout_id
 from polarq.errors import ResultTimeout, TaskNotFound
 from polarq.ledger import without_password
 from polarq.ledger.control import RunState
 from polarq.ledger.following import position
+from polarq.ledger.limits import Published
 from polarq.settings import Settings
 from polarq.store.pauses import PauseMode
 from polarq.topology import load_topology
+from polarq.topology.models import LimitsSection
 
 WAIT_STEP_S = 5.0
 """Longest wait on events before the ledger itself is read again: an event may be lost, a record is not."""
@@ -110,6 +112,10 @@ class Door(Protocol):
 
     def resume_inference(self, run_id: str | None) -> InferenceState: ...
 
+    def limits(self) -> Published: ...
+
+    def set_limits(self, limits: LimitsSection) -> Published: ...
+
     def events(self, task_id: str | None, after: str | None) -> Iterator[Event]:
         """Events as they happen; of one task from its start to its end."""
         ...
@@ -180,6 +186,12 @@ class RedisDoor:
 
     def runs(self) -> list[RunState]:
         return self.client.runs()
+
+    def limits(self) -> Published:
+        return self.client.limits()
+
+    def set_limits(self, limits: LimitsSection) -> Published:
+        return self.client.set_limits(limits)
 
     def run(self, run_id: str) -> RunState:
         return self.client.run(run_id)
@@ -278,10 +290,11 @@ def find_task(door: Door, any_id: str) -> tuple[Picture, int | None]:
     try:
         return door.picture(any_id), None
     except TaskNotFound:
-        stem, dot, index = any_id.rpartition(".")
-        if not dot or not index.isdecimal():
+        rollout = maybe_rollout_id(any_id)
+        if rollout is None:
             raise
+    stem, index = rollout
     picture = door.picture(stem)
-    if int(index) >= len(picture.rows):
+    if index >= len(picture.rows):
         raise TaskNotFound(f"task '{stem}' has {len(picture.rows)} rollouts; there is no '{any_id}'")
-    return picture, int(index)
+    return picture, index

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +11,7 @@ from polarq.cli.door import open_door
 from polarq.cli.options import Config, Json, Url
 from polarq.cli.outcome import ExitCode, command, complain
 from polarq.cli.terminal import Column, Screen, print_json, print_table, shown
-from polarq.client.pausing import LEASE_S, TIMEOUT_S, InferenceState, NodeInference
+from polarq.client.pausing import LEASE_S, LONGEST_S, TIMEOUT_S, InferenceState, NodeInference
 from polarq.errors import InvalidInput, NotPaused
 
 COLUMNS = (
@@ -98,8 +97,8 @@ def status(run: Run = None, config: Config = None, url: Url = None, as_json: Jso
 
 def _check(seconds: dict[str, float]) -> None:
     for flag, value in seconds.items():
-        if not (0 < value < math.inf):
-            raise InvalidInput(flag, [f"{value:g} is no number of seconds above 0"])
+        if not 0 < value <= LONGEST_S:
+            raise InvalidInput(flag, [f"{value:g} is no number of seconds above 0, and at most {LONGEST_S:.0f}"])
 
 
 def _whose(run: str | None) -> str:

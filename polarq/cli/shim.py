@@ -16,7 +16,7 @@ from polarq.cli.checks.ledger import is_loopback
 from polarq.cli.door import Accepted, Stopped, Update, time_left
 from polarq.cli.outcome import Unreachable, Unusable
 from polarq.cli.picture import Picture, TaskLine
-from polarq.cli.shim_json import event_of, inference_of, picture_of, result_of, task_line_of
+from polarq.cli.shim_json import event_of, inference_of, limits_of, picture_of, result_of, task_line_of
 from polarq.client.pausing import InferenceState
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
@@ -34,7 +34,9 @@ from polarq.errors import (
     TaskNotFound,
 )
 from polarq.ledger.control import RunState
+from polarq.ledger.limits import Published
 from polarq.store.pauses import PauseMode
+from polarq.topology.models import LimitsSection
 
 CONNECT_S = 10.0
 ANSWER_S = 120.0
@@ -49,15 +51,21 @@ class ShimDoor:
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url.rstrip("/")
-        parts = urlsplit(self.url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+            httpx.URL(self.url)
+        except (ValueError, httpx.InvalidURL):
+            usable = False
+        if not usable:
             raise InvalidInput("--url", [f"'{url}' is not an http or https address"])
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = httpx.Client(
             base_url=self.url,
             headers=headers,
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
-            trust_env=not is_loopback(parts.hostname),  # an HTTP proxy of the environment does not know this machine
+            # An HTTP proxy of the environment does not know this machine.
+            trust_env=not is_loopback(parts.hostname or ""),
         )
 
     @property
@@ -117,6 +125,12 @@ class ShimDoor:
 
     def runs(self) -> list[RunState]:
         return [_run(row) for row in self._ask("GET", "/runs")["runs"]]
+
+    def limits(self) -> Published:
+        return limits_of(self._ask("GET", "/limits"))
+
+    def set_limits(self, limits: LimitsSection) -> Published:
+        return limits_of(self._ask("POST", "/admin/limits", json=limits.model_dump(mode="json")))
 
     def run(self, run_id: str) -> RunState:
         return _run(self._ask("GET", f"/runs/{quote(run_id, safe='')}"))

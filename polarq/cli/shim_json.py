@@ -11,6 +11,8 @@ from polarq.client.pausing import InferenceState, NodeInference
 from polarq.contracts.event import Event
 from polarq.contracts.rollout import Outcome, RolloutResult, RolloutState, TaskCounts, TaskState, Timing
 from polarq.contracts.trajectory import Fidelity, Trace, Trajectory
+from polarq.ledger.limits import Published
+from polarq.topology.models import LimitsSection
 
 Json = Mapping[str, Any]
 
@@ -147,6 +149,12 @@ def inference_of(status: Json) -> InferenceState:
         for node in status["nodes"]
     ]
     return InferenceState(bool(status["paused"]), status["inflight"], tuple(nodes))
+
+
+def limits_of(view: Json) -> Published:
+    """The deployment's limits."""
+    limits = LimitsSection.model_validate(view["limits"])
+    return Published(limits, int(view["version"]), str(view["by"]), moment(view["published_at"]))
 
 
 def moment(value: float | None) -> datetime | None:

@@ -9,12 +9,13 @@ from functools import partial
 from polarq.client.results import Trajectories, from_summary
 from polarq.client.steps import Steps, ask, work
 from polarq.contracts.rollout import PayloadRef, RolloutResult
-from polarq.contracts.task import Task, split_rollout_id
+from polarq.contracts.task import Task, maybe_rollout_id, split_rollout_id
 from polarq.errors import InvalidInput, PayloadCorrupt, PayloadMissing, TaskNotFound
 from polarq.ledger import Call, Calls, RolloutRecord, TaskRecord
 from polarq.ledger.retention import acknowledge as acknowledged
+from polarq.ledger.retention import drop_payloads
 from polarq.store.archive import Archive
-from polarq.store.payloads import get_payload
+from polarq.store.payloads import get_payload, read_raw
 
 log = logging.getLogger("polarq.client.archive")
 
@@ -38,12 +39,6 @@ def batches(rollout_ids: Iterable[str]) -> Batches:
     return [(task_id, list(indices)) for task_id, indices in found.items()]
 
 
-def is_rollout_id(text: str) -> bool:
-    """Whether it may be one: a task's own id may end in a number too."""
-    stem, _, index = text.rpartition(".")
-    return bool(stem) and index.isdecimal()
-
-
 def acknowledge(calls: Calls, archive: Archive | None, target: str | Iterable[str]) -> Steps[int]:
     """See `Client.acknowledge`."""
     if not isinstance(target, str):
@@ -54,7 +49,7 @@ def acknowledge(calls: Calls, archive: Archive | None, target: str | Iterable[st
     try:
         return (yield from _acknowledge(calls, archive, target, ()))
     except TaskNotFound:
-        if not is_rollout_id(target):
+        if maybe_rollout_id(target) is None:
             raise
     return (yield from acknowledge(calls, archive, [target]))
 
@@ -63,7 +58,11 @@ def _acknowledge(calls: Calls, archive: Archive | None, task_id: str, indices: S
     """How many were not acknowledged before. See `polarq.ledger.retention.acknowledge` for what it raises."""
     if archive is not None:
         yield from archive_task(calls, archive, task_id, indices)
-    return (yield from ask(acknowledged(calls, task_id, indices)))
+    done = yield from ask(acknowledged(calls, task_id, indices))
+    if done.left:
+        # Last: whoever dies before this acknowledges again, or has them expire.
+        yield from ask(drop_payloads(done.left))
+    return done.count
 
 
 def archive_task(calls: Calls, archive: Archive, task_id: str, indices: Sequence[int] = ()) -> Steps[int]:
@@ -78,7 +77,7 @@ def archive_task(calls: Calls, archive: Archive, task_id: str, indices: Sequence
         assert record.request is not None
         ref = _payload(rollout)
         read = None if ref is None else get_payload(ref)
-        replies = None if read is None else (yield from ask(Call(list, commands=read.commands)))
+        replies = None if read is None else (yield from ask(read_raw(read.commands)))
         yield from work(partial(_archive, archive, record.request, rollout, read, replies))
     return len(found)
 

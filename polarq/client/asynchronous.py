@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from polarq.client import acknowledging, controls, pausing, reading, submitting
 from polarq.client.deployment import Deployment, TaskSource
-from polarq.client.pausing import LEASE_S, TIMEOUT_S, InferenceState
+from polarq.client.pausing import LEASE_S, TIMEOUT_S, InferenceState, of_run
 from polarq.client.results import Trajectories
 from polarq.client.steps import OUTAGE_S, Outage, Steps, each_async, outcome_async
 from polarq.client.streaming import stream
+from polarq.contracts.base import check_id
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult, TaskResult
 from polarq.ledger import AsyncLedger, Cancelled, Submitted, TaskHead, TaskRecord
 from polarq.ledger.control import RunState, run_state
+from polarq.ledger.limits import BY_COMMAND, Published, publish, published
 from polarq.ledger.policy import set_policy_version
 from polarq.settings import Settings
 from polarq.store.archive import Archive
 from polarq.store.pauses import PauseMode
 from polarq.topology import Topology
+from polarq.topology.models import LimitsSection
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -115,7 +118,7 @@ class AsyncClient(Deployment):
     # --- runs
 
     async def run(self, run_id: str) -> RunState:
-        return await self.ledger.do(run_state(self.calls.keys, run_id))
+        return await self.ledger.do(run_state(self.calls.keys, check_id("run", run_id)))
 
     async def runs(self) -> list[RunState]:
         return await self._do(controls.runs(self))
@@ -126,6 +129,13 @@ class AsyncClient(Deployment):
     async def resume_run(self, run_id: str) -> RunState:
         return await self._do(controls.pause_run(self, run_id, on=False))
 
+    async def limits(self) -> Published:
+        return await self.ledger.do(published(self.calls.keys, self.topology.limits))
+
+    async def set_limits(self, limits: LimitsSection) -> Published:
+        await self.ledger.do(publish(self.calls, limits, BY_COMMAND, anyway=True))
+        return await self.limits()
+
     async def set_policy_version(self, run_id: str, version: int) -> RunState:
         await self.ledger.do(set_policy_version(self.calls, run_id, version))
         return await self.run(run_id)
@@ -133,7 +143,7 @@ class AsyncClient(Deployment):
     # --- model calls
 
     async def inference_state(self, run_id: str | None = None) -> InferenceState:
-        return await self._do(pausing.inference_state(self.calls, run_id or ""))
+        return await self._do(pausing.inference_state(self.calls, of_run(run_id)))
 
     async def pause_inference(
         self,
@@ -144,12 +154,12 @@ class AsyncClient(Deployment):
         run_id: str | None = None,
     ) -> InferenceState:
         steps = pausing.pause_inference(
-            self.calls, mode=mode, timeout_s=timeout_s, lease_s=lease_s, run_id=run_id or ""
+            self.calls, mode=mode, timeout_s=timeout_s, lease_s=lease_s, run_id=of_run(run_id)
         )
         return await self._do(steps)
 
     async def resume_inference(self, run_id: str | None = None) -> bool:
-        return await self._do(pausing.resume_inference(self.calls, run_id or ""))
+        return await self._do(pausing.resume_inference(self.calls, of_run(run_id)))
 
     # --- nodes
 

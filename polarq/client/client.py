@@ -7,22 +7,25 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from polarq.client import acknowledging, controls, pausing, reading, submitting
 from polarq.client.deployment import Deployment, TaskSource
-from polarq.client.pausing import LEASE_S, TIMEOUT_S, InferenceState
+from polarq.client.pausing import LEASE_S, TIMEOUT_S, InferenceState, of_run
 from polarq.client.results import Trajectories
 from polarq.client.routing import choose_queues
 from polarq.client.steps import OUTAGE_S, Outage, Steps, each, outcome
 from polarq.client.streaming import stream
+from polarq.contracts.base import check_id
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult, TaskResult
 from polarq.contracts.task import Task
 from polarq.ledger import Cancelled, Ledger, Submitted, TaskHead, TaskRecord
 from polarq.ledger.control import RunState, run_state
+from polarq.ledger.limits import BY_COMMAND, Published, publish, published
 from polarq.ledger.policy import set_policy_version
 from polarq.settings import Settings
 from polarq.store.archive import Archive
 from polarq.store.pauses import PauseMode
 from polarq.topology import Topology
+from polarq.topology.models import LimitsSection
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -153,7 +156,7 @@ class Client(Deployment):
 
     def run(self, run_id: str) -> RunState:
         """One run, whether anything of it was ever submitted or not."""
-        return self.ledger.do(run_state(self.calls.keys, run_id))
+        return self.ledger.do(run_state(self.calls.keys, check_id("run", run_id)))
 
     def runs(self) -> list[RunState]:
         """Runs of which the ledger has a task, a policy version or a pause."""
@@ -166,6 +169,15 @@ class Client(Deployment):
     def resume_run(self, run_id: str) -> RunState:
         return self._do(controls.pause_run(self, run_id, on=False))
 
+    def limits(self) -> Published:
+        """The deployment's limits, or where nobody has published any, those of the topology."""
+        return self.ledger.do(published(self.calls.keys, self.topology.limits))
+
+    def set_limits(self, limits: LimitsSection) -> Published:
+        """Makes these the deployment's limits, for whoever submits and every worker, until they are set again."""
+        self.ledger.do(publish(self.calls, limits, BY_COMMAND, anyway=True))
+        return self.limits()
+
     def set_policy_version(self, run_id: str, version: int) -> RunState:
         """Says that the run's engines sample with policy `version` from now on. A rollout that is claimed later records
         it (`RolloutRecord.policy_version`), so that its staleness is the version now less that one. Raises
@@ -177,7 +189,7 @@ class Client(Deployment):
 
     def inference_state(self, run_id: str | None = None) -> InferenceState:
         """Whether model calls are held back, and how many are in flight. With a run: its own pause, and its calls."""
-        return self._do(pausing.inference_state(self.calls, run_id or ""))
+        return self._do(pausing.inference_state(self.calls, of_run(run_id)))
 
     def pause_inference(
         self,
@@ -194,13 +206,13 @@ class Client(Deployment):
         is sampled anew after the pause). The pause ends by itself after `lease_s`.
         """
         steps = pausing.pause_inference(
-            self.calls, mode=mode, timeout_s=timeout_s, lease_s=lease_s, run_id=run_id or ""
+            self.calls, mode=mode, timeout_s=timeout_s, lease_s=lease_s, run_id=of_run(run_id)
         )
         return self._do(steps)
 
     def resume_inference(self, run_id: str | None = None) -> bool:
         """Ends the pause; whether there was one."""
-        return self._do(pausing.resume_inference(self.calls, run_id or ""))
+        return self._do(pausing.resume_inference(self.calls, of_run(run_id)))
 
     # --- nodes
 

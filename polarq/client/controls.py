@@ -7,6 +7,7 @@ from typing import Any
 
 from polarq.client.deployment import Deployment
 from polarq.client.steps import Steps, all_nodes, ask, work
+from polarq.contracts.base import check_id
 from polarq.contracts.node import NodeRecord
 from polarq.errors import InvalidInput, NodeNotFound
 from polarq.ledger import Call
@@ -14,6 +15,7 @@ from polarq.ledger.control import RunState, drain_node, known_runs, run_state, r
 from polarq.ledger.control import pause_run as paused_run
 
 MOST_RUN_WORKERS = 4096
+LONGEST_DRAIN_S = 30 * 24 * 3600.0
 
 
 def _node(at: Deployment, node_id: str) -> Steps[NodeRecord]:
@@ -31,8 +33,8 @@ def _told(at: Deployment, call: Call[None]) -> Steps[None]:
 
 
 def drain(at: Deployment, node_id: str, on: bool, deadline_s: float | None) -> Steps[NodeRecord]:
-    if deadline_s is not None and deadline_s < 0:
-        raise InvalidInput("drain", ["deadline_s: must not be negative"])
+    if deadline_s is not None and not 0 <= deadline_s <= LONGEST_DRAIN_S:
+        raise InvalidInput("drain", [f"deadline_s: {deadline_s:g}; from 0 to {LONGEST_DRAIN_S:.0f}"])
     node = yield from _node(at, node_id)
     yield from _told(at, drain_node(at.calls.keys, node_id, on=on, deadline_s=deadline_s))
     return node.model_copy(update={"draining": on})
@@ -54,7 +56,7 @@ def set_capacity(at: Deployment, node_id: str, run_workers: int | None) -> Steps
 
 
 def pause_run(at: Deployment, run_id: str, on: bool) -> Steps[RunState]:
-    changed = yield from ask(paused_run(at.calls.keys, run_id, on=on))
+    changed = yield from ask(paused_run(at.calls.keys, check_id("run", run_id), on=on))
     if changed and not on:
         yield from work(at.hurry)
     return (yield from ask(run_state(at.calls.keys, run_id)))

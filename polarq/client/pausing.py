@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polarq.client.steps import Sleep, Steps, all_nodes, ask
+from polarq.contracts.base import check_id
 from polarq.contracts.node import NodeRecord
 from polarq.errors import InvalidInput, NotPaused
 from polarq.ledger import Calls
@@ -27,7 +28,14 @@ from polarq.store.pauses import Pause, PauseAck, PauseMode, all_acks, all_pauses
 
 TIMEOUT_S = 300.0
 LEASE_S = 900.0
+LONGEST_S = 7 * 24 * 3600.0
+"""Of a lease, and of waiting for it."""
 _STEP_S = 0.05
+
+
+def of_run(run_id: str | None) -> str:
+    """How a pause names whose calls it holds back: a run's, or "" for all. Raises `InvalidInput`."""
+    return "" if run_id is None else check_id("run", run_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +124,11 @@ def pause_inference(
     calls: Calls, *, mode: PauseMode, timeout_s: float, lease_s: float, run_id: str
 ) -> Steps[InferenceState]:
     """Returns when no node lets a call (of the run) pass and none is in flight. Raises `NotPaused`."""
-    wrong = [f"{name}: {value:g}; more than 0" for name, value in _times(timeout_s, lease_s) if not value > 0]
+    wrong = [
+        f"{name}: {value:g}; more than 0, at most {LONGEST_S:.0f}"
+        for name, value in (("timeout_s", timeout_s), ("lease_s", lease_s))
+        if not 0 < value <= LONGEST_S
+    ]
     if wrong:
         raise InvalidInput("pause", wrong)
     yield from ask(pausing(calls.keys, lease_s=lease_s, mode=mode, run_id=run_id))
@@ -126,10 +138,6 @@ def pause_inference(
             raise NotPaused(_too_late(state, timeout_s, lease_s))
         yield Sleep(_STEP_S)
     return state
-
-
-def _times(timeout_s: float, lease_s: float) -> tuple[tuple[str, float], ...]:
-    return (("timeout_s", timeout_s), ("lease_s", lease_s))
 
 
 def _too_late(state: InferenceState, timeout_s: float, lease_s: float) -> str:

@@ -8,10 +8,10 @@ from typing import TypeVar
 from polarq.client.results import Trajectories, assemble, payload_refs
 from polarq.client.steps import Outage, Steps, ask, patiently, work
 from polarq.contracts.rollout import PayloadRef, RolloutResult, TaskResult
-from polarq.errors import PayloadMissing, ResultTimeout, TaskNotFound
-from polarq.ledger import Call, Calls, TaskHead, TaskRecord
-from polarq.ledger.following import events_after, position
-from polarq.store.payloads import get_payload
+from polarq.errors import InvalidInput, PayloadMissing, ResultTimeout, TaskNotFound
+from polarq.ledger import Calls, TaskHead, TaskRecord
+from polarq.ledger.following import EVENT_ID, events_after, position
+from polarq.store.payloads import get_payload, read_raw
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def record_of(calls: Calls, task_id: str, *, with_request: bool = False) -> Step
 def _payload(ref: PayloadRef) -> Steps[RolloutResult]:
     """Fetched here, decoded where it holds nobody up: it may be 50 MB. Raises `PayloadMissing`, `PayloadCorrupt`."""
     read = get_payload(ref)
-    replies = yield from ask(Call(list, commands=read.commands))
+    replies = yield from ask(read_raw(read.commands))
     return (yield from work(lambda: read.read(replies)))
 
 
@@ -101,6 +101,8 @@ def _remaining(deadline: float | None, head: TaskHead) -> float:
 
 def follow(calls: Calls, task_id: str | None, after: str | None, wait_s: float, outage: Outage) -> Steps[None]:
     """Yields events as they happen."""
+    if after is not None and not EVENT_ID.fullmatch(after):
+        raise InvalidInput("follow", [f"after: '{after[:60]}' is not an event id, such as 1764420000000-0"])
     last = after or (yield from ask(calls.last_event_id()))
     if task_id is not None:
         yield from head_of(calls, task_id)

@@ -188,11 +188,13 @@ def choose_queues(task: Task, nodes: Sequence[NodeRecord], topology: Topology, c
     return _spread(takers, wanted)
 
 
-def why_waiting(task: Task, nodes: Sequence[NodeRecord], topology: Topology, run: RunState) -> str | None:
-    """What the waiting rollouts of a task wait for, when it is more than a free place; one line."""
+def why_waiting(
+    task: Task, nodes: Sequence[NodeRecord], topology: Topology, run: RunState, most: int | None
+) -> str | None:
+    """What the waiting rollouts of a task wait for, when it is more than a free place; one line. `most`: how many
+    rollouts of its run may be in flight."""
     if run.paused:
         return f"run '{task.run_id}' to be resumed"
-    most = topology.limits.of_run(task.run_id).max_in_flight
     if most is not None and run.held >= most:
         return f"run '{task.run_id}', of which {run.held} rollouts are in flight and at most {most} may be"
     try:

@@ -103,7 +103,15 @@ def work(make: Callable[[], T]) -> Steps[T]:
 def all_nodes(calls: Calls) -> Steps[list[NodeRecord]]:
     """Every node that announced itself, with liveness, flags and queue depth."""
     rows = yield from ask(calls.node_records())
-    return merge_nodes(rows, (yield from ask(calls.node_states([node_id for node_id, _ in rows]))))
+    states = yield from ask(calls.node_states([node_id for node_id, _ in rows]))
+    depths = calls.depths_elsewhere(list(states))
+    if depths is None:
+        return merge_nodes(rows, states)
+    try:
+        return merge_nodes(rows, states, (yield from ask(depths)))
+    except LedgerUnavailable as exc:
+        log.warning("how much waits in the queues is not known: %s", exc)
+        return merge_nodes(rows, states)
 
 
 def _carried(ledger: Ledger, step: Call[Any] | Sleep | Work) -> Any:

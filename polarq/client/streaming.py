@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from polarq.client.results import Trajectories, assemble, from_summary, payload_refs
 from polarq.client.steps import Outage, Steps, patiently, work
+from polarq.contracts.base import check_id
 from polarq.contracts.event import Event
 from polarq.contracts.rollout import PayloadRef, RolloutResult, RolloutState
 from polarq.contracts.task import split_rollout_id
@@ -24,7 +25,7 @@ from polarq.errors import InvalidInput, PayloadMissing, ResultTimeout, TaskNotFo
 from polarq.ledger import Call, Calls, RolloutRecord
 from polarq.ledger.control import tasks_of
 from polarq.ledger.following import ended_rollouts, news, progress, request_metadata
-from polarq.store.payloads import get_payload
+from polarq.store.payloads import get_payload, read_raw
 
 T = TypeVar("T")
 
@@ -205,7 +206,7 @@ class Stream:
         commands = tuple(command for read in reads for command in read.commands)
         if not commands:
             return []
-        replies = yield from self._ask(Call(list, commands=commands))
+        replies = yield from self._ask(read_raw(commands))
         missing: list[tuple[str, int]] = []
 
         def decoded() -> list[RolloutResult]:
@@ -272,5 +273,7 @@ def stream(
     several = [task_ids] if isinstance(task_ids, str) else list(task_ids)
     if not several and run_id is None:
         raise InvalidInput("results", ["name the tasks, or give a run_id"])
+    if run_id is not None:
+        check_id("run", run_id)
     made = Stream(calls, several, run_id, trajectories, frozenset(seen), whole_tasks, timeout_s, Outage(outage_s))
     return made.steps()

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from polarq.client.deployment import Deployment, TaskSource
+from polarq.client.limits import check_fits
 from polarq.client.reading import record_of
 from polarq.client.routing import choose_queues, why_waiting
 from polarq.client.steps import Steps, all_nodes, ask, work
-from polarq.contracts.task import Task
+from polarq.contracts.task import Task, maybe_rollout_id
 from polarq.errors import InvalidTask, LedgerUnavailable, NotQueued, TaskNotFound
 from polarq.ledger import Cancelled, Submitted
 from polarq.ledger.control import run_state, waiting_task
+from polarq.ledger.limits import published, under
 
 TOMBSTONE_S = 300
 """How long a task that was cancelled before it arrived is refused."""
@@ -38,8 +40,10 @@ def submit(at: Deployment, source: TaskSource, celery_id: str | None) -> Steps[S
         if (yield from ask(calls.head(task.task_id))) is None:
             raise
         queues = []
+    limits = (yield from ask(published(calls.keys, at.topology.limits))).limits
+    check_fits(task, limits)
     with _once_begun(task):
-        done = yield from ask(calls.submit(task, celery_id or task.task_id))
+        done = yield from ask(under(calls, limits).submit(task, celery_id or task.task_id))
     if done.created:
         yield from work(lambda: at.ring(task, dict(enumerate(queues))))
     elif queues and not done.state.terminal:
@@ -57,7 +61,9 @@ def waiting_for(at: Deployment, task_id: str) -> Steps[str | None]:
     if task is None:
         return None
     run = yield from ask(run_state(keys, task.run_id))
-    return why_waiting(task, (yield from all_nodes(at.calls)), at.topology, run)
+    limits = (yield from ask(published(keys, at.topology.limits))).limits
+    most = limits.of_run(task.run_id).max_in_flight
+    return why_waiting(task, (yield from all_nodes(at.calls)), at.topology, run, most)
 
 
 def cancel(at: Deployment, task_id: str, *, register_if_missing: bool) -> Steps[Cancelled]:
@@ -72,7 +78,7 @@ def cancel(at: Deployment, task_id: str, *, register_if_missing: bool) -> Steps[
 
 def _target(at: Deployment, any_id: str) -> Steps[tuple[str, int | None]]:
     """A task id may itself end in `.<number>`: it is a rollout id only if there is no such task."""
-    stem, dot, index = any_id.rpartition(".")
-    if dot and index.isdecimal() and (yield from ask(at.calls.head(any_id))) is None:
-        return stem, int(index)
+    rollout = maybe_rollout_id(any_id)
+    if rollout is not None and (yield from ask(at.calls.head(any_id))) is None:
+        return rollout
     return any_id, None

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -21,6 +22,14 @@ ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 
 
 _STORED = {"polarq": "stored"}
+
+
+def check_id(what: str, value: str) -> str:
+    """The id, if it can be one. Raises `InvalidInput`."""
+    if not re.fullmatch(ID_PATTERN, value):
+        shown = f"{value[:60]}..." if len(value) > 60 else value
+        raise InvalidInput(what, [f"'{shown}' is no id: letters, digits, '.', '_' and '-', at most 128, no blanks"])
+    return value
 
 
 class Contract(BaseModel):

@@ -1,7 +1,7 @@
 """The truth about every task and rollout, in Redis: records, states, claim, lease, commit, finish, events."""
 
 from polarq.ledger.calls import Call, Calls
-from polarq.ledger.connection import AsyncLedger, Ledger, calls_for, without_password
+from polarq.ledger.connection import AsyncLedger, Ledger, calls_for
 from polarq.ledger.keys import Keys
 from polarq.ledger.records import (
     Cancelled,
@@ -14,6 +14,7 @@ from polarq.ledger.records import (
     TaskHead,
     TaskRecord,
 )
+from polarq.topology.redis_address import without_password
 
 __all__ = [
     "AsyncLedger",

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
 
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import EARLY_STOP, Boundary, Outcome, RolloutState, RolloutSummary, TaskState
 from polarq.contracts.task import Task, split_rollout_id
-from polarq.errors import TaskConflict
+from polarq.errors import PayloadMissing, StepRefused, TaskConflict
 from polarq.ledger.admission import FULL_SHARE, UNLIMITED, Admission, Place, facts
 from polarq.ledger.keys import PRIORITY_STEPS, Keys
 from polarq.ledger.records import (
@@ -35,8 +35,12 @@ from polarq.ledger.records import (
     text_fields,
 )
 from polarq.ledger.scripts import Script, script
+from polarq.ledger.texts import with_shared_texts
 
 T = TypeVar("T")
+
+Server = Literal["ledger", "payloads", "queues"]
+"""What a Redis is there for. One may be there for all of it."""
 
 _QUEUE_DEPTH = "local n=0 for _,k in ipairs(KEYS) do n=n+redis.call('LLEN',k) end return n"
 
@@ -74,7 +78,6 @@ CANCELLED_SUMMARY = RolloutSummary(
     )
 )
 
-
 RELEASED_SUMMARY = RolloutSummary(
     outcome=Outcome(
         state=RolloutState.CANCELLED,
@@ -94,6 +97,8 @@ class Call(Generic[T]):
     keys: tuple[str, ...] = ()
     args: tuple[Any, ...] = ()
     commands: tuple[tuple[Any, ...], ...] = ()
+    at: Server = "ledger"
+    """Which Redis it is for, where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,8 @@ class Calls:
     events_max: int = 100_000
     keep_s: int = 7 * 24 * 3600
     admission: Admission = UNLIMITED
+    elsewhere: Mapping[Server, str] = field(default_factory=dict)
+    """Addresses of the Redis of what is not in the ledger's."""
 
     # --- the trainer's side
 
@@ -236,7 +243,7 @@ class Calls:
                 return Refused(decode(reply[0]), decode(reply[1]) if len(reply) > 1 else "")
             claimed_at = moment(reply[5])
             assert claimed_at is not None
-            task = Task.model_validate(json.loads(reply[4]))
+            task = Task.model_validate(with_shared_texts(json.loads(reply[4])))
             policy = None if reply[7] is None else int(reply[7])
             return Claim(
                 rollout_id=decode(reply[6]),
@@ -251,16 +258,24 @@ class Calls:
 
         return Call(read, script("claim"), keys, args)
 
-    def look(self, place: Place, most: int) -> Call[list[str]]:
-        """Waiting rollouts that a node would claim one after another."""
-        args = (place.as_json(), most)
+    def look(self, place: Place, most: int, deep: int | None = None) -> Call[list[str]]:
+        """Waiting rollouts that a node would claim one after another. `deep`: how many of each run are looked at, where
+        not only the first ones are."""
+        args = (place.as_json(), most, "" if deep is None else deep)
         return Call(lambda reply: [decode(i) for i in reply], script("look"), (self.keys.waiting,), args)
 
     def advance(self, rollout_id: str, token: int, to: RolloutState) -> Call[str]:
-        """Enters a stage. Answers 'ok', 'cancel' (stop, then commit) or 'lost' (somebody else has it; discard)."""
+        """Enters a stage. Answers 'ok', 'cancel' (stop, then commit) or 'lost' (somebody else has it; discard). Raises
+        `StepRefused` for a step that the transition table does not have."""
         k, task_id = self.keys, split_rollout_id(rollout_id)[0]
         keys = (k.task(task_id), k.rollout(rollout_id), k.events, k.tasks)
-        return Call(decode, script("advance"), keys, (rollout_id, token, to.value, self.events_max, task_id))
+
+        def read(reply: Any) -> str:
+            if isinstance(reply, list):
+                raise StepRefused(rollout_id, decode(reply[1]), to.value)
+            return decode(reply)
+
+        return Call(read, script("advance"), keys, (rollout_id, token, to.value, self.events_max, task_id))
 
     def renew(self, held: Sequence[tuple[str, int]], lease_s: float) -> Call[list[str]]:
         """Renews the leases of (rollout_id, token) pairs in one step; per pair 'ok', 'cancel' or 'lost'."""
@@ -269,7 +284,8 @@ class Calls:
         return Call(lambda reply: [decode(a) for a in reply], script("renew"), keys, args)
 
     def commit(self, rollout_id: str, token: int, summary: RolloutSummary) -> Call[Committed]:
-        """Makes an attempt's result the visible one. Repeating it with the same token is harmless."""
+        """Makes an attempt's result the visible one. Repeating it with the same token is harmless. Raises
+        `PayloadMissing` when its payload is not there."""
         k, task_id = self.keys, split_rollout_id(rollout_id)[0]
         keys = (k.task(task_id), k.rollout(rollout_id), k.leases, k.events, k.tasks)
         # Polar's rule for what counts towards an early stop.
@@ -279,18 +295,25 @@ class Calls:
             rollout_id, token, summary.outcome.state.value, summary.model_dump_json(), self.events_max, task_id,
             k.rollout_stem(task_id), self.keep_s, reward, "1" if usable else "0",
             # Completed there: Lua's JSON would make an empty list an object, so what is empty is left out.
-            EARLY_SUMMARY.model_dump_json(exclude_defaults=True),
+            EARLY_SUMMARY.model_dump_json(exclude_defaults=True), *self._payload_to_see(summary),
         )  # fmt: skip
 
         def read(reply: list[Any]) -> Committed:
             word = decode(reply[0])
             if word == "lost":
                 return Committed(False, False, decode(reply[1]))
+            if word == "missing":
+                raise PayloadMissing(f"the payload of rollout '{rollout_id}' has to be written before its commit")
             told = [decode(part) for part in reply[2:]]
             stopping = tuple(ActiveRollout(*told[i : i + 3]) for i in range(0, len(told), 3))
             return Committed(True, int(reply[1]) == 1, stopping=stopping)
 
         return Call(read, script("commit"), keys, args)
+
+    def _payload_to_see(self, summary: RolloutSummary) -> tuple[Any, ...]:
+        """What of a payload must be there when it is committed; of one in another Redis the script cannot tell."""
+        ref = summary.payload
+        return () if ref is None or "payloads" in self.elsewhere else (ref.key, ref.chunks)
 
     def release(self, rollout_id: str, token: int, *, counted: bool, reason: str) -> Call[Released | None]:
         """Gives a claimed rollout back; None when it was no longer ours."""
@@ -354,18 +377,29 @@ class Calls:
         return Call(read, commands=(("HGETALL", self.keys.nodes),))
 
     def node_states(self, node_ids: Sequence[str]) -> Call[dict[str, tuple[bool, dict[str, str], int]]]:
-        """Per node: alive, flags, depth of its queue."""
+        """Per node: alive, flags, depth of its queue (0 where the queues are elsewhere)."""
         commands: list[tuple[Any, ...]] = []
         for node_id in node_ids:
             commands.append(("EXISTS", self.keys.node_alive(node_id)))
             commands.append(("HGETALL", self.keys.node_flags(node_id)))
-            commands.append(("EVAL", _QUEUE_DEPTH, len(PRIORITY_STEPS), *self.keys.queue_lists(node_id)))
+            if "queues" in self.elsewhere:
+                commands.append(("ECHO", 0))
+            else:
+                commands.append(("EVAL", _QUEUE_DEPTH, len(PRIORITY_STEPS), *self.keys.queue_lists(node_id)))
 
         def read(replies: list[Any]) -> dict[str, tuple[bool, dict[str, str], int]]:
             rows = zip(node_ids, replies[::3], replies[1::3], replies[2::3], strict=True)
             return {i: (bool(alive), read_hash(flags), int(depth)) for i, alive, flags, depth in rows}
 
         return Call(read, commands=tuple(commands))
+
+    def depths_elsewhere(self, node_ids: Sequence[str]) -> Call[dict[str, int]] | None:
+        """Depths of the nodes' queues where those are in another Redis; None: `node_states` tells."""
+        if "queues" not in self.elsewhere:
+            return None
+        lists = [self.keys.queue_lists(node_id) for node_id in node_ids]
+        commands = tuple(("EVAL", _QUEUE_DEPTH, len(names), *names) for names in lists)
+        return Call(lambda depths: dict(zip(node_ids, map(int, depths), strict=True)), commands=commands, at="queues")
 
     def set_node_flag(self, node_id: str, flag: str, on: bool) -> Call[None]:
         """Sets `draining` or `paused`. The node reads it with its next heartbeat."""

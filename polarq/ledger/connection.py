@@ -6,12 +6,15 @@ A script is called by its digest; when Redis has lost it (restart, failover, SCR
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self, TypeVar
 
+from redis import Redis
 from redis import exceptions as redis_errors
+from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.backoff import ExponentialBackoff
@@ -22,13 +25,15 @@ from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.errors import LedgerUnavailable
 from polarq.ledger.admission import Admission
-from polarq.ledger.calls import Call, Calls, read_event
+from polarq.ledger.calls import Call, Calls, Server, read_event
 from polarq.ledger.keys import Keys
 from polarq.ledger.servers import async_client, sync_client
 from polarq.topology.models import Topology
-from polarq.topology.redis_address import FORM, is_sentinel, without_password
+from polarq.topology.redis_address import FORM, is_sentinel, with_tls, without_password
 
 T = TypeVar("T")
+
+log = logging.getLogger("polarq.ledger")
 
 SOCKET_OPTIONS: dict[str, Any] = {
     "socket_connect_timeout": 5.0,
@@ -43,7 +48,10 @@ def calls_for(topology: Topology) -> Calls:
     """Key layout and retention of a deployment."""
     retention = topology.retention
     admission = Admission.of(topology.limits, topology.redis.memory_budget)
-    return Calls(Keys(topology.redis.prefix), retention.events, int(retention.result_s), admission)
+    redis = topology.redis
+    addresses: dict[Server, str | None] = {"payloads": redis.payload_url, "queues": redis.broker_url}
+    elsewhere = {server: with_tls(url, redis.tls_ca) for server, url in addresses.items() if url is not None}
+    return Calls(Keys(redis.prefix), retention.events, int(retention.result_s), admission, elsewhere)
 
 
 def unavailable(exc: Exception, url: str) -> LedgerUnavailable:
@@ -128,34 +136,40 @@ class Ledger:
     def __init__(self, url: str, calls: Calls) -> None:
         self.url = url
         self.calls = calls
-        with _translated(url):
-            try:
-                self.redis = sync_client(url, **SOCKET_OPTIONS, retry=Retry(ExponentialBackoff(1.0, 0.05), 3, _RETRIED))
-            except ValueError as exc:
-                raise unavailable(exc, url) from exc
+        self.redis = _sync(url)
+        self._others = {server: _sync(other) for server, other in calls.elsewhere.items()}
 
     def do(self, call: Call[T]) -> T:
         """Carries out one call. Raises `LedgerUnavailable`, and what the call itself raises."""
-        with _translated(self.url):
-            reply = self._send(call)
+        with _translated(self.calls.elsewhere.get(call.at, self.url)):
+            reply = self._send(call, self._others.get(call.at, self.redis))
         return call.read(reply)
 
-    def _send(self, call: Call[Any]) -> Any:
+    def _send(self, call: Call[Any], redis: Redis) -> Any:
         if call.script is None:
-            pipe = self.redis.pipeline(transaction=False)
+            pipe = redis.pipeline(transaction=False)
             for command in call.commands:
                 pipe.execute_command(*command)
             return pipe.execute() if call.commands else []
         tail = (len(call.keys), *call.keys, *call.args)
         try:
-            return self.redis.execute_command("EVALSHA", call.script.sha1, *tail)
+            return redis.execute_command("EVALSHA", call.script.sha1, *tail)
         except redis_errors.NoScriptError:
-            return self.redis.execute_command("EVAL", call.script.source, *tail)
+            return redis.execute_command("EVAL", call.script.source, *tail)
 
     def nodes(self) -> list[NodeRecord]:
         """Every node that announced itself, with liveness, flags and queue depth."""
         rows = self.do(self.calls.node_records())
-        return merge_nodes(rows, self.do(self.calls.node_states([i for i, _ in rows])))
+        states = self.do(self.calls.node_states([i for i, _ in rows]))
+        depths = self.calls.depths_elsewhere(list(states))
+        if depths is None:
+            return merge_nodes(rows, states)
+        try:
+            known = self.do(depths)
+        except LedgerUnavailable as exc:
+            log.warning("how much waits in the queues is not known: %s", exc)
+            known = {}
+        return merge_nodes(rows, states, known)
 
     def wait_events(self, after: str, timeout_s: float) -> list[Event]:
         """Blocks until there are events after `after`, at most `timeout_s`; empty when there were none."""
@@ -164,7 +178,8 @@ class Ledger:
         return stream_entries(reply)
 
     def close(self) -> None:
-        self.redis.close()
+        for client in (self.redis, *self._others.values()):
+            client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -179,43 +194,44 @@ class AsyncLedger:
     def __init__(self, url: str, calls: Calls, *, max_connections: int = 64) -> None:
         self.url = url
         self.calls = calls
-        try:
-            self.redis = async_client(
-                url,
-                max_connections=max_connections,
-                timeout=30,
-                **SOCKET_OPTIONS,
-                retry=AsyncRetry(ExponentialBackoff(1.0, 0.05), 3, _RETRIED),
-            )
-        except ValueError as exc:
-            raise unavailable(exc, url) from exc
+        self.redis = _async(url, max_connections)
+        self._others = {server: _async(other, max_connections) for server, other in calls.elsewhere.items()}
 
     async def do(self, call: Call[T]) -> T:
         """Carries out one call. Raises `LedgerUnavailable`, and what the call itself raises."""
-        async with _translated_async(self.url):
-            reply = await self._send(call)
+        async with _translated_async(self.calls.elsewhere.get(call.at, self.url)):
+            reply = await self._send(call, self._others.get(call.at, self.redis))
         return call.read(reply)
 
     async def do_blocking(self, call: Call[T]) -> T:
         """As `do`, for a call that may wait at the server: cancelling it ends it at once."""
         return await _at_once(self.do(call))
 
-    async def _send(self, call: Call[Any]) -> Any:
+    async def _send(self, call: Call[Any], redis: AsyncRedis) -> Any:
         if call.script is None:
-            pipe = self.redis.pipeline(transaction=False)
+            pipe = redis.pipeline(transaction=False)
             for command in call.commands:
                 pipe.execute_command(*command)
             return await pipe.execute() if call.commands else []
         tail = (len(call.keys), *call.keys, *call.args)
         try:
-            return await self.redis.execute_command("EVALSHA", call.script.sha1, *tail)
+            return await redis.execute_command("EVALSHA", call.script.sha1, *tail)
         except redis_errors.NoScriptError:
-            return await self.redis.execute_command("EVAL", call.script.source, *tail)
+            return await redis.execute_command("EVAL", call.script.source, *tail)
 
     async def nodes(self) -> list[NodeRecord]:
         """Every node that announced itself, with liveness, flags and queue depth."""
         rows = await self.do(self.calls.node_records())
-        return merge_nodes(rows, await self.do(self.calls.node_states([i for i, _ in rows])))
+        states = await self.do(self.calls.node_states([i for i, _ in rows]))
+        depths = self.calls.depths_elsewhere(list(states))
+        if depths is None:
+            return merge_nodes(rows, states)
+        try:
+            known = await self.do(depths)
+        except LedgerUnavailable as exc:
+            log.warning("how much waits in the queues is not known: %s", exc)
+            known = {}
+        return merge_nodes(rows, states, known)
 
     async def wait_events(self, after: str, timeout_s: float) -> list[Event]:
         """Waits until there are events after `after`, at most `timeout_s`; empty when there were none."""
@@ -225,7 +241,8 @@ class AsyncLedger:
         return stream_entries(reply)
 
     async def aclose(self) -> None:
-        await self.redis.aclose()
+        for client in (self.redis, *self._others.values()):
+            await client.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -234,7 +251,27 @@ class AsyncLedger:
         await self.aclose()
 
 
-def merge_nodes(rows: list[tuple[str, str]], states: dict[str, tuple[bool, dict[str, str], int]]) -> list[NodeRecord]:
+def _sync(url: str) -> Redis:
+    try:
+        return sync_client(url, **SOCKET_OPTIONS, retry=Retry(ExponentialBackoff(1.0, 0.05), 3, _RETRIED))
+    except (ValueError, redis_errors.RedisError) as exc:
+        raise unavailable(exc, url) from exc
+
+
+def _async(url: str, max_connections: int) -> AsyncRedis:
+    retry = AsyncRetry(ExponentialBackoff(1.0, 0.05), 3, _RETRIED)
+    try:
+        return async_client(url, max_connections=max_connections, timeout=30, **SOCKET_OPTIONS, retry=retry)
+    except ValueError as exc:
+        raise unavailable(exc, url) from exc
+
+
+def merge_nodes(
+    rows: list[tuple[str, str]],
+    states: dict[str, tuple[bool, dict[str, str], int]],
+    depths: Mapping[str, int] | None = None,
+) -> list[NodeRecord]:
+    """The records with what is true of them now; `depths` of queues that are elsewhere."""
     records = []
     for node_id, body in rows:
         alive, flags, depth = states[node_id]
@@ -245,7 +282,7 @@ def merge_nodes(rows: list[tuple[str, str]], states: dict[str, tuple[bool, dict[
                     "alive": alive,
                     "draining": flags.get("draining") == "1",
                     "paused": flags.get("paused") == "1",
-                    "queue_depth": depth,
+                    "queue_depth": (depths or {}).get(node_id, depth),
                 }
             )
         )

@@ -58,6 +58,11 @@ def run_state(keys: Keys, run_id: str) -> Call[RunState]:
     return Call(lambda replies: one.read(replies)[0], commands=one.commands)
 
 
+def how_many_wait(keys: Keys) -> Call[int]:
+    """Rollouts of all runs that nobody has claimed."""
+    return Call(lambda replies: int(replies[0]), commands=(("ZCARD", keys.waiting),))
+
+
 def waiting_task(keys: Keys, task_id: str) -> Call[Task | None]:
     """The request of a task of which some rollout waits; None when none does, or the task is unknown."""
 

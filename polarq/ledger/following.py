@@ -6,6 +6,7 @@ What is read here is not one consistent picture, and need not be: ends stay ends
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,6 +110,9 @@ def news(calls: Calls, after: str, wait_s: float) -> Call[News]:
         return News(found, cursor, trimmed or set_back)
 
     return Call(read, commands=commands)
+
+
+EVENT_ID = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
 
 
 def position(event_id: str) -> tuple[int, int]:

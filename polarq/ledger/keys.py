@@ -201,9 +201,18 @@ class Keys:
         return f"{self.prefix}:archiver"
 
     @property
+    def limits(self) -> str:
+        """Hash: the deployment's limits as JSON, their version, and who published them."""
+        return f"{self.prefix}:limits"
+
+    @property
     def memory(self) -> str:
         """String: how full Redis was when that last changed: ok, high or full."""
         return f"{self.prefix}:memory"
+
+    def memory_at(self, server: str) -> str:
+        """String with a short expiry: bytes that another Redis of the deployment uses, and how many it may."""
+        return f"{self.prefix}:memory-at:{server}"
 
     @property
     def celery(self) -> str:

@@ -107,6 +107,8 @@ class GrantUse:
     """The last one's kind and text, in one line."""
     replays: int = 0
     """Calls that repeated an earlier one and were answered without sampling."""
+    known: bool = True
+    """False: there is no such grant (any more)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ async def close_grant(redis: Redis, keys: Keys, secret: str) -> GrantUse:
     """Closes it for good: no append succeeds after this returns. Closing twice, or an unknown one, is no error."""
     use = await _CLOSE.run(redis, [keys.grant(digest_of(secret))], [CLOSED_KEEP_S * 1000])
     if not use:
-        return GrantUse()
+        return GrantUse(known=False)
     calls, faults, last_fault, replays = use
     text = (last_fault or b"").decode("utf-8", "replace")
     return GrantUse(int(calls or 0), int(faults or 0), text, int(replays or 0))

@@ -54,10 +54,16 @@ class RedisSection(Contract):
 
     url: str | None = Field(
         None,
-        description="redis:// or rediss:// address; POLARQ_REDIS_URL wins over it; neither: redis://127.0.0.1:6379/0.",
+        description="redis://, rediss:// (TLS) or sentinel://[user:password@]HOST:PORT,HOST:PORT/DB?master=NAME "
+        "(whichever server the Sentinels name; sentinels:// for TLS). POLARQ_REDIS_URL wins over it; neither: "
+        "redis://127.0.0.1:6379/0.",
     )
     broker_url: str | None = Field(
         None, description="A second Redis for the Celery queues alone; default: the same as url."
+    )
+    payload_url: str | None = Field(
+        None,
+        description="A Redis for committed results alone, which are what is large; default: the same as url.",
     )
     tls_ca: NonEmpty | None = Field(
         None,
@@ -70,7 +76,7 @@ class RedisSection(Contract):
     memory_budget: float | None = Field(
         None,
         gt=0,
-        description="Memory that Redis may use: bytes, or up to 1 a share of its maxmemory; blank: all of maxmemory. "
+        description="Memory that each Redis may use: bytes, or up to 1 a share of its maxmemory; blank: all of it. "
         "At 80 % of it there is a warning, at 95 % new tasks are refused; results are still taken.",
     )
 

@@ -99,6 +99,15 @@ def with_options(url: str, **more: str) -> str:
     return f"{head}?{urlencode({**said, **{k: v for k, v in more.items() if k not in said}}, safe='/')}"
 
 
+def with_tls(url: str, tls_ca: str | None) -> str:
+    """A rediss:// or sentinels:// address that says for all of its users what is checked: Celery refuses one that does
+    not say it, redis-py and kombu each have a default of their own. What the address says itself stands."""
+    if url.partition("://")[0] not in {"rediss", "sentinels"}:
+        return url
+    ca = {} if tls_ca is None else {"ssl_ca_certs": tls_ca}
+    return with_options(url, ssl_cert_reqs="required", **ca)
+
+
 def ports_of(url: str) -> frozenset[int]:
     """Ports that an address names. What the Sentinels will say is not known."""
     try:

@@ -102,6 +102,11 @@ class Group:
             client.execute_command("CLIENT", "KILL", "TYPE", "replica")
         wait_until(lambda: int(self.info(self.primary, "replication")["connected_slaves"]) == 0, PATIENCE_S)
 
+    def bring_replica_back(self) -> None:
+        assert self.replica.pid is not None
+        os.kill(self.replica.pid, signal.SIGCONT)
+        self.wait_replicated()
+
     def kill_primary_with_what_only_it_has(self) -> None:
         """After `cut_replica_off`: the replica takes over without what was written meanwhile."""
         assert self.replica.pid is not None

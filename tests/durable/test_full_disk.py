@@ -1,4 +1,4 @@
-"""A node whose disk is full: work folder, logs and the spool of finished results lie on it. Nothing that ended is lost."""
+"""A node whose disk is full: work folder, logs and the spool of finished results lie on it. What ended is not lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ S = RolloutState
 DISK = "24m"
 NODES = {"node0": {"max_run_workers": 4}}
 REPOSITORY = Path(__file__).parents[2]
-LARGE = {"evaluator": {"strategy": "tests.durable.plugins:Large", "config": {"size": 2_000_000}}}
+LARGE: dict[str, Any] = {"evaluator": {"strategy": "tests.durable.plugins:Large", "config": {"size": 2_000_000}}}
 """A result that does not fit into what a sandbox leaves behind when it is removed."""
 
 

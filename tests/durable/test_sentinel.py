@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from polarq.contracts import RolloutState
 from polarq.contracts.rollout import RolloutResult
-from polarq.errors import LedgerUnavailable, NotQueued
+from polarq.errors import LedgerUnavailable, NotQueued, TaskNotFound
+from polarq.ledger import AsyncLedger, Call, Calls, Ledger
+from polarq.ledger.keys import Keys
+from polarq.store.payloads import get_payload
 from polarq.testing.stack import LocalStack
+from polarq_worker.commit import Finished, commit
+from polarq_worker.patience import Patience
 from tests.durable.gates import PATIENCE_S, Gates, ids, wait_for_log
+from tests.durable.hand import Hand
 from tests.durable.sentinels import Group
+from tests.http.rig import a_result
 from tests.worker.conftest import ask, wait_until, write_scenario
 
 S = RolloutState
+T = TypeVar("T")
 NODE = {"max_init_workers": 8, "max_run_workers": 8, "max_postrun_workers": 8}
 
 
@@ -93,3 +102,144 @@ def submit_until_taken(stack: LocalStack, gates: Gates) -> None:
 
     wait_until(taken, PATIENCE_S)
     assert all("Sentinels at" in text or "does not answer" in text or "submit it again" in text for text in told), told
+
+
+def test_what_a_failover_loses_is_run_again_and_nothing_of_it_counts(
+    tmp_path: Path, group: Group, gates: Gates
+) -> None:
+    """The replica takes over without what was written last: a task, claims, model calls and commits that a trainer and
+    a worker had been told were done."""
+    with LocalStack(
+        tmp_path, scenario=str(write_scenario(tmp_path)), redis_url=group.url, nodes={"node0": NODE},
+        sections={"gateway": {"lease_s": 4}},
+    ) as stack:  # fmt: skip
+        # Held in both servers: these go on as if nothing had been.
+        stack.client.submit(gates.task("held", 2))
+        gates.wait_started(*ids("held", 2))
+        wait_until(lambda: calls_recorded(stack) == 2, PATIENCE_S)
+        # Waits in both servers, and is claimed and committed in the one that dies.
+        stack.client.pause_run("late")
+        stack.client.submit(gates.task("late", 3, run_id="late"))
+        wait_for_log(stack, "may start nothing now")
+        group.wait_replicated()
+
+        group.cut_replica_off()
+        stack.client.resume_run("late")
+        gates.wait_started(*ids("late", 3))
+        wait_until(lambda: calls_recorded(stack) == 5, PATIENCE_S)
+        gates.open("late.0", "held.0")
+        wait_until(lambda: {stack.client.record(i).counts.completed for i in ("late", "held")} == {1}, PATIENCE_S)
+        assert stack.client.rollout("late.0").trajectory is not None
+        stack.client.submit(gates.task("new", 1))
+        gates.wait_started("new.0")
+        old = {r.rollout_id: r for task in ("late", "new") for r in stack.client.record(task).rollouts}
+        group.kill_primary_with_what_only_it_has()
+
+        # The trainer is told that its task is not there, and submits it again under its id.
+        assert wait_for_answer(lambda: stack.client.record("new")) is None
+        again = wait_for_answer(lambda: stack.client.submit(gates.task("new", 1)))
+        assert again is not None
+        assert again.created
+        wait_for_answer(lambda: stack.client.resume_run("late"))
+        gates.open(*ids("held", 2), *ids("late", 3), "new.0")
+        for task_id, samples in (("held", 2), ("late", 3), ("new", 1)):
+            result = stack.client.wait(task_id, PATIENCE_S)
+            assert result.counts.completed == samples, [r.outcome for r in result.results]
+            assert [r.trajectory and r.trajectory.fidelity.calls for r in result.results] == [1] * samples
+        new = {r.rollout_id: r for task in ("late", "new") for r in stack.client.record(task).rollouts}
+        assert all(new[rollout_id].token != old[rollout_id].token for rollout_id in old)
+        # What was lost was started once more, what was not was not.
+        starts = gates.starts()
+        assert {starts[i] for i in (*ids("late", 3), "held.0", "new.0")} == {2}
+        assert starts["held.1"] == 1
+        assert stack.workers["node0"].exit_code is None
+
+
+def wait_for_answer(ask_ledger: Callable[[], T]) -> T | None:
+    """What comes once the ledger answers; None: that there is no such task."""
+    while True:
+        try:
+            return ask_ledger()
+        except TaskNotFound:
+            return None
+        except (LedgerUnavailable, NotQueued):
+            threading.Event().wait(0.1)
+
+
+def test_an_attempt_whose_record_a_failover_lost_is_run_again(tmp_path: Path, group: Group, gates: Gates) -> None:
+    """The claim is there, and what its harness was let in by and what it sampled is not."""
+    with LocalStack(
+        tmp_path, scenario=str(write_scenario(tmp_path)), redis_url=group.url,
+        nodes={"node0": {**NODE, "max_run_workers": 1}}, sections={"gateway": {"lease_s": 60}},
+    ) as stack:  # fmt: skip
+        stack.client.submit(gates.task("first"))
+        gates.wait_started("first.0")
+        stack.client.submit(gates.task("next"))
+        wait_until(lambda: stack.client.record("next").rollouts[0].state == "ready", PATIENCE_S)
+        group.wait_replicated()
+        group.cut_replica_off()
+        gates.open("first.0")
+        gates.wait_started("next.0")
+        wait_until(lambda: calls_recorded(stack) == 2, PATIENCE_S)
+        group.kill_primary_with_what_only_it_has()
+        gates.open("next.0")
+        [result] = stack.client.wait("next", PATIENCE_S).results
+        assert (result.outcome.state, result.attempt) == (S.COMPLETED, 2), result.outcome
+        assert result.trajectory is not None
+        assert result.trajectory.fidelity.calls == 1
+        assert gates.starts()["next.0"] == 2
+        wait_for_log(stack, "is not in Redis any more; it is run again")
+
+
+def test_a_primary_that_wants_a_replica_takes_no_write_without_one_and_workers_wait(
+    tmp_path: Path, gates: Gates
+) -> None:
+    wants = ("min-replicas-to-write 1", "min-replicas-max-lag 1")
+    with (
+        Group(sentinels=1, config=wants) as group,
+        LocalStack(
+            tmp_path, scenario=str(write_scenario(tmp_path)), redis_url=group.url, nodes={"node0": NODE},
+            sections={"gateway": {"lease_s": 4}},
+        ) as stack,
+    ):  # fmt: skip
+        stack.client.submit(gates.task("waits", 2))
+        gates.wait_started(*ids("waits", 2))
+        wait_until(lambda: calls_recorded(stack) == 2, PATIENCE_S)
+        group.cut_replica_off()
+        gates.open(*ids("waits", 2))
+        wait_for_log(stack, "waiting for the ledger", times=2)
+        with pytest.raises((NotQueued, LedgerUnavailable), match="NOREPLICAS"):
+            stack.client.submit(gates.task("refused"))
+        assert stack.client.record("waits").counts.ended == 0
+        group.bring_replica_back()
+        assert stack.client.wait("waits", PATIENCE_S).counts.completed == 2
+        assert set(gates.starts().values()) == {1}
+
+
+async def test_a_payload_that_went_before_its_commit_is_written_again(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Calls(Keys("again"))
+    with Ledger(redis_url, calls) as sync:
+        hand = Hand(sync)
+        hand.submit("t")
+        claim = hand.claim("t.0")
+        result = a_result(claim, S.COMPLETED, 1.0, list(range(50)))
+        async with AsyncLedger(redis_url, calls) as ledger:
+            done = ledger.do
+            went: list[int] = []
+
+            async def forgetful(call: Call[Any]) -> Any:
+                if call.script is not None and call.script.name == "commit" and not went:
+                    went.append(sync.redis.delete(f"{calls.keys.payload('t.0', claim.attempt, claim.token)}:0"))
+                return await done(call)
+
+            monkeypatch.setattr(ledger, "do", forgetful)
+            committed = await commit(Finished.encode(claim, result), ledger, Patience())
+            assert (committed.won, went) == (True, [1])
+        summary = sync.do(calls.task("t"))
+        assert summary is not None
+        ended = summary.rollouts[0].summary
+        assert ended is not None
+        assert ended.payload is not None
+        assert sync.do(get_payload(ended.payload)).trajectory is not None

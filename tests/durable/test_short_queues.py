@@ -134,6 +134,7 @@ def test_a_node_that_said_it_was_full_and_is_idle_now_takes_all_at_once(stack: L
     gates, count = Gates(tmp_path / "gates"), places(stack)
     stack.client.submit(gates.task("before", count))
     wait_until(lambda: stack.client.record("before").counts.running == count, PATIENCE_S)
+    wait_until(lambda: len(gates.starts()) == SMALL["max_run_workers"], PATIENCE_S)
     stack.client.set_capacity("node0", SMALL["max_run_workers"])  # makes it say how it is
     wait_until(lambda: stack.client.nodes()[0].metrics.run_inflight > 0, PATIENCE_S)
     gates.open(*ids("before", count))
@@ -143,6 +144,17 @@ def test_a_node_that_said_it_was_full_and_is_idle_now_takes_all_at_once(stack: L
     wait_until(lambda: stack.client.record("after").counts.running == count, PATIENCE_S)
     gates.open(*ids("after", 2 * count))
     assert stack.client.wait("after", PATIENCE_S).counts.completed == 2 * count
+
+
+def test_a_node_works_on_what_it_can_run_behind_very_much_that_it_cannot(stack: LocalStack) -> None:
+    client = stack.client
+    record = NodeRecord(node_id="other", model="scripted", runtimes=["local"], places=1)
+    client.ledger.do(client.ledger.calls.announce(record, 3600))
+    elsewhere = shell_task("elsewhere", "true", num_samples=300, placement={"policy": "pinned", "node_id": "other"})
+    client.submit({**elsewhere, "dispatch_priority": 100})
+    client.submit(shell_task("here", "true", num_samples=4 * places(stack)))
+    assert client.wait("here", PATIENCE_S).counts.completed == 4 * places(stack)
+    assert client.head("elsewhere").counts.queued == 300
 
 
 def test_what_waited_before_a_node_was_there_is_run_when_it_starts(stack: LocalStack) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from polarq.contracts import Boundary, Outcome, RolloutState, RolloutSummary, Task, TaskState
-from polarq.errors import LedgerUnavailable, TaskConflict
+from polarq.errors import LedgerUnavailable, StepRefused, TaskConflict
 from polarq.ledger import AsyncLedger, Calls, Claim, Keys, Ledger, Refused
 from polarq.testing.redis import EmbeddedRedis
 
@@ -118,11 +118,11 @@ def test_a_lease_that_ran_out_can_be_claimed_and_the_old_owner_cannot_commit(led
 def test_only_steps_of_the_transition_table_are_taken(ledger: Ledger) -> None:
     ledger.do(ledger.calls.submit(a_task(), "c"))
     token = claim(ledger, "t.0").token
-    with pytest.raises(LedgerUnavailable, match="no step from preparing to evaluating"):
+    with pytest.raises(StepRefused, match="no step from preparing to evaluating"):
         ledger.do(ledger.calls.advance("t.0", token, S.EVALUATING))
     for state in (S.READY, S.RUNNING, S.BUILDING, S.EVALUATING):
         assert ledger.do(ledger.calls.advance("t.0", token, state)) == "ok"
-    with pytest.raises(LedgerUnavailable, match="no step from evaluating to ready"):
+    with pytest.raises(StepRefused, match="no step from evaluating to ready"):
         ledger.do(ledger.calls.advance("t.0", token, S.READY))
 
 

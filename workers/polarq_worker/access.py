@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polarq.contracts.completion import Completion
+from polarq.errors import PayloadCorrupt, PolarqError
 from polarq.ledger import Claim
 from polarq.store.completions import read_completions
 from polarq.store.grants import GrantSpec, GrantUse, SessionRules, close_grant, open_grant
@@ -13,6 +14,11 @@ from polarq_worker.services import Services
 
 _GRANT_MARGIN_S = 120.0
 """A grant outlives the agent's budget by this much at most, should nobody close it."""
+
+
+class RecordLost(PolarqError):
+    """Redis does not have the record of an attempt's model calls any more: a failover forgot its last moments. The
+    attempt is worth nothing, the rollout can be run again."""
 
 
 class ModelAccess:
@@ -49,15 +55,22 @@ class ModelAccess:
             await close_grant(self._services.ledger.redis, self._services.ledger.calls.keys, self.secret)
 
     async def record(self) -> Sequence[Completion]:
-        """Closes the record, then reads it: nothing that comes later can change what is built from it."""
+        """Closes the record, then reads it: nothing that comes later can change what is built from it. Raises
+        `RecordLost`."""
         claim, patience = self._claim, self._services.patience
         redis, keys = self._services.ledger.redis, self._services.ledger.calls.keys
         if (secret := self.secret) is not None:
             self.use = await patience.until_answered(lambda: close_grant(redis, keys, secret))
             self.secret = None
-        return await patience.until_answered(
-            lambda: read_completions(redis, keys, claim.rollout_id, claim.attempt, claim.token)
-        )
+        try:
+            calls = await patience.until_answered(
+                lambda: read_completions(redis, keys, claim.rollout_id, claim.attempt, claim.token)
+            )
+        except PayloadCorrupt as exc:
+            raise RecordLost(f"what attempt {claim.attempt} captured has gaps: {exc}") from exc
+        if not calls and not self.use.known:
+            raise RecordLost(f"what attempt {claim.attempt} captured is not in Redis any more")
+        return calls
 
     def _grant(self, budget_s: float) -> GrantSpec:
         claim, node = self._claim, self._services.node

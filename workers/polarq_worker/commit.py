@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from polarq.contracts.rollout import Boundary, Outcome, RolloutResult, RolloutState, RolloutSummary
+from polarq.errors import PayloadMissing
 from polarq.ledger import AsyncLedger, Claim, Committed
-from polarq.ledger.calls import Call
-from polarq.store.payloads import encode_result, put_payload
+from polarq.store.payloads import drop_payload, encode_result, is_stored, put_payload
 from polarq_worker.outcomes import what
 from polarq_worker.patience import Patience
 
@@ -65,13 +65,24 @@ async def commit(finished: Finished, ledger: AsyncLedger, patience: Patience) ->
     ref, writes = put_payload(
         keys, rollout_id, attempt, token, finished.data, raw_bytes=finished.raw_bytes, keep_s=2 * keep_s
     )
-    for write in writes:
-        await patience.insist(ledger, write)
     summary = finished.summary.model_copy(update={"payload": ref})
-    done: Committed = await patience.insist(ledger, ledger.calls.commit(rollout_id, token, summary))
+    call = ledger.calls.commit(rollout_id, token, summary)
+
+    async def committed() -> Committed:
+        """One try. What the last one wrote may be gone: a failover of Redis forgets its last moments."""
+        while True:
+            if not await ledger.do(is_stored(ref)):
+                for write in writes:
+                    await ledger.do(write)
+            try:
+                return await ledger.do(call)
+            except PayloadMissing:
+                log.warning("rollout %s: its payload went before it was committed; it is written again", rollout_id)
+
+    done = await patience.until_answered(committed)
     if not done.won:
         log.warning("rollout %s: a late commit was refused (%s)", rollout_id, done.detail)
-        await patience.insist(ledger, _drop(keys.payload(rollout_id, attempt, token), ref.chunks))
+        await patience.insist(ledger, drop_payload(ref))
     return done
 
 
@@ -97,7 +108,3 @@ def summary_of(result: RolloutResult) -> RolloutSummary:
         versions=result.versions,
         timing=result.timing,
     )
-
-
-def _drop(stem: str, chunks: int) -> Call[None]:
-    return Call(lambda _: None, commands=(("DEL", *(f"{stem}:{n}" for n in range(chunks))),))

@@ -13,6 +13,7 @@ from polarq.contracts.rollout import Boundary, Outcome, RolloutResult, RolloutSt
 from polarq.ledger import Claim, Refused, Released
 from polarq.ledger.calls import Call
 from polarq.ledger.control import early_stop_of
+from polarq_worker.access import RecordLost
 from polarq_worker.commit import Finished, commit, summary_of
 from polarq_worker.early_stop import stopped_early, was_told_to_stop
 from polarq_worker.lease import Lease, steady_s
@@ -104,6 +105,9 @@ class Engine:
             log.info("rollout %s: nothing to do (%s %s)", rollout_id, claim.reason, claim.detail)
             return None
         rollout_id = claim.rollout_id
+        if (forgotten := self.held.get(rollout_id)) is not None:
+            # Redis lost the claim of an attempt that still runs here, in a failover.
+            forgotten.stop(Stop.LOST)
         held = Held(claim, lease, Walk(claim, services, lease))
         self.held[rollout_id] = held
         self.idle.clear()
@@ -116,7 +120,8 @@ class Engine:
             # An end is committed, whoever wants this job gone now.
             return (await to_its_end(self._commit(claim, result)))[0]
         finally:
-            self.held.pop(rollout_id, None)
+            if self.held.get(rollout_id) is held:
+                del self.held[rollout_id]
             if not self.held:
                 self.idle.set()
 
@@ -136,6 +141,10 @@ class Engine:
             except LeaseLost:
                 log.warning("rollout %s: its lease went to another worker; this attempt is discarded", claim.rollout_id)
                 return None
+            except RecordLost as exc:
+                log.warning("rollout %s: %s; it is run again", claim.rollout_id, exc)
+                again = self._give_back(claim, _never_began(claim), counted=True, reason="record lost")
+                return (await to_its_end(again))[0]
         if held.stopped is Stop.LOST:
             log.warning("rollout %s: its lease went to another worker; this attempt is discarded", claim.rollout_id)
             return None
@@ -143,10 +152,12 @@ class Engine:
             return (await to_its_end(self._give_back(claim, result)))[0]
         return result
 
-    async def _give_back(self, claim: Claim, result: RolloutResult) -> Ended | None:
+    async def _give_back(
+        self, claim: Claim, result: RolloutResult, *, counted: bool = False, reason: str = "worker stopping"
+    ) -> Ended | None:
         """One that was told to stop meanwhile has ended with that."""
         calls = self.services.ledger.calls
-        release = calls.release(claim.rollout_id, claim.token, counted=False, reason="worker stopping")
+        release = calls.release(claim.rollout_id, claim.token, counted=counted, reason=reason)
         released = await self.insist(release)
         log.info("rollout %s: given back: %s", claim.rollout_id, released or "it was not ours any more")
         if released is Released.CANCELLED:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from polarq.client import Client
@@ -21,6 +22,7 @@ from polarq_worker.entering import take_place
 from polarq_worker.incarnation import Incarnation
 from polarq_worker.lease_watch import LoopWatch
 from polarq_worker.leftovers import clear_sandboxes
+from polarq_worker.limits import Limits
 from polarq_worker.orphans import Orphans
 from polarq_worker.patience import Patience
 from polarq_worker.presence import Presence
@@ -92,7 +94,8 @@ class NodeService:
             run=node.max_run_workers,
             post=node.max_postrun_workers,
         )
-        place = place_of(node, self.topology, self.incarnation.id)
+        self.limits = Limits(self.ledger, self.topology, node.id)
+        place = replace(place_of(node, self.topology, self.incarnation.id), runs=self.limits.runs)
         self.engine = Engine(
             Services(
                 topology=self.topology,
@@ -127,6 +130,7 @@ class NodeService:
         await self.presence.look_at_proxy()
         await self.presence.clock.ask(self.ledger)
         await self.presence.announce()
+        await self.limits.publish()
         await self.presence.note("node.joined")
         self.watch.start()
         gateway = self.topology.gateway
@@ -148,7 +152,10 @@ class NodeService:
     def _upkeep_loops(self) -> list[asyncio.Task[None]]:
         upkeep = Upkeep(self.ledger, self.topology)
         period_s = self.topology.gateway.heartbeat_interval_seconds
-        loops = [asyncio.create_task(self._every(period_s, upkeep.memory_step), name="memory")]
+        loops = [
+            asyncio.create_task(self._every(period_s, upkeep.memory_step), name="memory"),
+            asyncio.create_task(self._every(period_s, self.limits.step), name="limits"),
+        ]
         loops.append(
             asyncio.create_task(self._every(self.topology.gateway.lease_s, self._stop_orphans), name="orphans")
         )
@@ -332,6 +339,8 @@ class NodeService:
         await self._freed.wait()
         self._freed.clear()
         await self.work.seek()
+        if self.work.again_s is not None:
+            asyncio.get_running_loop().call_later(self.work.again_s, self._freed.set)
 
     async def _look_when_told(self) -> None:
         await self._look_soon.wait()

@@ -11,9 +11,9 @@ import time
 
 from polarq.client.acknowledging import archive_task
 from polarq.client.steps import outcome_async
-from polarq.errors import ArchiveFailed
-from polarq.ledger import AsyncLedger
-from polarq.ledger.memory import MEMORY_ADVICE, MemoryLevel, memory_use
+from polarq.errors import ArchiveFailed, LedgerUnavailable
+from polarq.ledger import AsyncLedger, without_password
+from polarq.ledger.memory import MEMORY_ADVICE, MemoryLevel, memory_of, memory_use, tell_memory
 from polarq.ledger.retention import archive_turn, ending_soon, mark_archived, not_archived, server_ms
 from polarq.store.archive import Archive
 from polarq.topology import Topology
@@ -26,6 +26,8 @@ _LONGEST_AHEAD_S = 24 * 3600.0
 _TASKS_AT_ONCE = 20
 _TURN_S = 60.0
 _WARN_AGAIN_S = 3600.0
+_TOLD_S = 60.0
+"""How long it counts what a worker has seen of the memory of another Redis."""
 
 
 class Upkeep:
@@ -45,6 +47,7 @@ class Upkeep:
 
     async def memory_step(self) -> None:
         """Looks how full Redis is. A change is an event, and stands in the log of every worker."""
+        await self._look_elsewhere()
         memory = await self._ledger.do(memory_use(self._ledger.calls))
         now = time.monotonic()
         if memory.level is MemoryLevel.OK:
@@ -56,6 +59,16 @@ class Upkeep:
             log.log(logging.ERROR if full else logging.WARNING, "%s: %s; %s", memory.line, what, MEMORY_ADVICE)
             self._warned_at = now
         self._level = memory.level
+
+    async def _look_elsewhere(self) -> None:
+        calls = self._ledger.calls
+        for server, url in calls.elsewhere.items():
+            try:
+                used, budget = await self._ledger.do(memory_of(calls, server))
+            except LedgerUnavailable as exc:
+                log.warning("the memory of Redis at %s (%s) is not known: %s", without_password(url), server, exc)
+            else:
+                await self._ledger.do(tell_memory(calls, server, used, budget, _TOLD_S))
 
     async def archive_step(self) -> None:
         """Archives ended tasks that expire soon without having been acknowledged."""

@@ -25,11 +25,12 @@ from polarq.contracts.rollout import (
 )
 from polarq.contracts.task import StageBudgets
 from polarq.contracts.trajectory import Trajectory
-from polarq.errors import EvaluatorFault, HarnessFault, InvalidInput, PolarqError, UnknownPlugin
+from polarq.errors import EvaluatorFault, HarnessFault, InvalidInput, PolarqError, StepRefused, UnknownPlugin
 from polarq.ledger import Claim
+from polarq.ledger.states import ACTIVE
 from polarq.registry import plugin
 from polarq.trajectory.base import Builder, rewarded
-from polarq_worker.access import ModelAccess
+from polarq_worker.access import ModelAccess, RecordLost
 from polarq_worker.evaluators.base import EvaluationContext, Evaluator
 from polarq_worker.evaluators.create import create_evaluator
 from polarq_worker.harnesses.base import Harness, HarnessContext, harness_env, run_harness
@@ -92,7 +93,7 @@ class Walk:
         return self.claim.rollout_id
 
     async def run(self) -> RolloutResult:
-        """The result of this attempt. Raises `LeaseLost` only."""
+        """The result of this attempt. Raises `LeaseLost`, and `RecordLost` while there may be another attempt."""
         try:
             outcome = await self._stages()
         except StageFailed as exc:
@@ -103,6 +104,12 @@ class Walk:
             self.ending = True
             await self._teardown()
             raise
+        except RecordLost as exc:
+            if self.claim.attempt < self.services.topology.gateway.max_attempts:
+                self.ending = True
+                await self._teardown()
+                raise
+            outcome = Outcome(state=RolloutState.FAILED, boundary=Boundary.NODE, reason="record_lost", message=str(exc))
         except PolarqError as exc:
             outcome = Outcome(state=RolloutState.FAILED, boundary=Boundary.NODE, reason="node_error", message=str(exc))
         except OF_OTHERS as exc:
@@ -228,13 +235,26 @@ class Walk:
                 self.reward = reward
 
     async def _enter(self, state: RolloutState) -> None:
-        ledger = self.services.ledger
-        step = ledger.calls.advance(self.rollout_id, self.claim.token, state)
-        answer = await self.services.patience.until_answered(lambda: ledger.do(step))
+        answer = await self.services.patience.until_answered(lambda: self._advanced(state))
         if answer == "lost":
             raise LeaseLost(self.rollout_id)
         if answer == "cancel":
             raise CancelRequested(self.rollout_id)
+
+    async def _advanced(self, state: RolloutState) -> str:
+        """The ledger's answer. One that a failover of Redis set back is told again of every stage since."""
+        ledger, advance = self.services.ledger, self.services.ledger.calls.advance
+        try:
+            return await ledger.do(advance(self.rollout_id, self.claim.token, state))
+        except StepRefused as exc:
+            since = ACTIVE[ACTIVE.index(RolloutState(exc.before)) + 1 : ACTIVE.index(state) + 1]
+            if not since:
+                raise
+        for stage in since:
+            answer = await ledger.do(advance(self.rollout_id, self.claim.token, stage))
+            if answer != "ok":
+                break
+        return answer
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from polarq.client import Client
 from polarq.client.routing import ahead
 from polarq.ledger import AsyncLedger
 from polarq.ledger.admission import Place
+from polarq.ledger.control import how_many_wait
 from polarq.ledger.reaping import queue_depths
 from polarq.registry import names
 from polarq.settings import Settings
@@ -21,6 +23,10 @@ from polarq.topology import Node, Topology, broker_url
 
 log = logging.getLogger("polarq.worker.work")
 
+_DEEP = 10_000
+"""Rollouts of each run, when a look at the first ones has shown too little."""
+_AT_WORK = 0.02
+"""Share of the time that may go into that."""
 _MOST_AT_ONCE = 64
 """What is left over is found when these have been heard."""
 
@@ -54,6 +60,9 @@ class WorkSeeker:
         self.ledger = ledger
         self.client = client
         self.place = place
+        self._look_deep_at = 0.0
+        self.again_s: float | None = None
+        """When to seek again, in seconds: a deeper look would have come too soon."""
         self.capacity = capacity
         self.in_flight = in_flight
         url = broker_url(topology, settings)
@@ -74,11 +83,27 @@ class WorkSeeker:
             # Enough for a while: many rings at once cost less than one at a time.
             return 0
         # What stands first in line is what the messages in the queue will be answered with.
-        found = (await self.ledger.do(calls.look(self.place, min(free + more, heard + _MOST_AT_ONCE))))[heard:]
+        found = (await self._look(min(free + more, heard + _MOST_AT_ONCE)))[heard:]
         if found:
             log.debug("node %s has %d free places and rings for %d waiting rollouts", node_id, free, len(found))
             await asyncio.to_thread(self.client.ring_node, node_id, found)
         return len(found)
+
+    async def _look(self, most: int) -> list[str]:
+        """What the node would take; where little is in sight, also behind what it cannot run, now and then."""
+        calls = self.ledger.calls
+        self.again_s = None
+        found = await self.ledger.do(calls.look(self.place, most))
+        if len(found) == most or await self.ledger.do(how_many_wait(calls.keys)) <= len(found):
+            return found
+        began = time.monotonic()
+        if began < self._look_deep_at:
+            self.again_s = self._look_deep_at - began
+            return found
+        found = await self.ledger.do(calls.look(self.place, most, _DEEP))
+        now = time.monotonic()
+        self._look_deep_at = now + (now - began) / _AT_WORK
+        return found
 
     async def aclose(self) -> None:
         if self._broker is not self.ledger:

@@ -12,9 +12,10 @@ from polarq.cli.checks.base import Deployment, Finding, fail, ok, warn
 from polarq.errors import LedgerUnavailable
 from polarq.ledger import Call, Ledger, calls_for, without_password
 from polarq.ledger.admission import FULL_SHARE
+from polarq.ledger.limits import published
 from polarq.ledger.memory import MEMORY_ADVICE, MemoryLevel, MemoryUse, memory_use
 from polarq.ledger.server import ServerFacts, server_facts
-from polarq.topology import broker_url, redis_url
+from polarq.topology import Topology, broker_url, redis_url
 from polarq.topology.redis_address import Sentinels
 
 OLDEST = (6, 2)
@@ -27,15 +28,19 @@ EVICTION = "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in re
 
 
 def check_redis(deployment: Deployment) -> Iterator[Finding]:
-    """The ledger's Redis, and the broker's where that is another."""
+    """The ledger's Redis, and those of queues and payloads where they are others."""
     topology, settings = deployment.topology, deployment.settings
     addresses = {"redis": redis_url(topology, settings)}
     if broker_url(topology, settings) != addresses["redis"]:
         addresses["broker"] = broker_url(topology, settings)
+    if (payloads := calls_for(topology).elsewhere.get("payloads")) is not None:
+        addresses["payloads"] = payloads
     for part, url in addresses.items():
         try:
             with Ledger(url, calls_for(topology)) as ledger:
                 yield from _server(part, url, ledger)
+                if part == "redis":
+                    yield _limits(ledger, topology)
         except LedgerUnavailable as exc:
             yield fail(part, str(exc), "to get one: docker compose up -d redis, or install valkey or redis")
 
@@ -78,6 +83,15 @@ def _memory(part: str, memory: MemoryUse) -> Finding:
     if memory.level is MemoryLevel.HIGH:
         return warn(part, f"{memory.line}; at {FULL_SHARE:.0%} new tasks are refused", MEMORY_ADVICE)
     return ok(part, memory.line)
+
+
+def _limits(ledger: Ledger, topology: Topology) -> Finding:
+    now = ledger.do(published(ledger.calls.keys, topology.limits))
+    if now.version == 0:
+        return ok("limits", "are not published yet; a worker does it when it starts")
+    if now.agrees(topology.limits):
+        return ok("limits", f"version {now.version}, by {now.by}, are those of this file")
+    return warn("limits", now.mismatch.partition(";")[0], "polarq limits show; polarq limits set publishes a file's")
 
 
 def _password(part: str, url: str) -> Finding:

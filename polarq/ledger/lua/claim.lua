@@ -11,7 +11,7 @@ if ARGV[8] ~= '' then
   if not best then
     -- Its own flags hold for a node that has not read them yet.
     if held_back(leases, node_id) then return {'held', 'node ' .. node_id .. ' takes nothing now'} end
-    best = choose(leases, node, 1)[1]
+    best = choose(leases, node, 1, LONGEST_LOOK)[1]
   end
   if best then
     rollout_id, task_id = best, task_of(best)

@@ -8,23 +8,32 @@ local function emit(stream, max, kind, data)
   redis.call('XADD', stream, 'MAXLEN', '~', max, '*', 'type', kind, 'data', cjson.encode(data))
 end
 
--- Bytes that Redis uses, and how many it may: `budget` is bytes, up to 1 a share of maxmemory, and '' all of maxmemory.
--- 0: no limit, or a server that does not say.
-local function memory_use(budget)
-  local info = redis.pcall('INFO', 'memory')
-  if type(info) ~= 'string' then return 0, 0 end
-  local used = tonumber(string.match(info, 'used_memory:(%d+)') or 0)
-  local most = tonumber(string.match(info, 'maxmemory:(%d+)') or 0)
-  local wanted = tonumber(budget) or 1
-  if wanted <= 1 then return used, math.floor(most * wanted) end
-  if most > 0 then wanted = math.min(wanted, most) end
-  return used, math.floor(wanted)
-end
-
 -- The indexes of what waits and what is held, of all and of each run, change together and only here. `index` is the
 -- name of any shared key: the others lie beside it.
 local function beside(index, name)
   return string.match(index, '^(.*:)[^:]*$') .. name
+end
+
+-- Bytes that Redis uses, and how many it may: `budget` is bytes, up to 1 a share of maxmemory, and '' all of maxmemory.
+-- 0: no limit, or a server that does not say. Where payloads or queues have a Redis of their own, of which workers tell,
+-- this is of the fullest.
+local function memory_use(budget, index)
+  local info = redis.pcall('INFO', 'memory')
+  local used, wanted = 0, 0
+  if type(info) == 'string' then
+    used = tonumber(string.match(info, 'used_memory:(%d+)') or 0)
+    local most = tonumber(string.match(info, 'maxmemory:(%d+)') or 0)
+    wanted = tonumber(budget) or 1
+    if wanted <= 1 then wanted = most * wanted elseif most > 0 then wanted = math.min(wanted, most) end
+  end
+  for _, server in ipairs({'payloads', 'queues'}) do
+    local told = redis.call('GET', beside(index, 'memory-at:' .. server))
+    if told then
+      local there, may_use = string.match(told, '(%d+) (%d+)')
+      if wanted == 0 or there / may_use > used / wanted then used, wanted = tonumber(there), tonumber(may_use) end
+    end
+  end
+  return used, math.floor(wanted)
 end
 
 local function leave(index, run, id)

@@ -20,7 +20,7 @@ end
 local waiting_now, own_now = redis.call('ZCARD', waiting), redis.call('ZCARD', beside(waiting, 'run-waiting:' .. run_id))
 if ARGV[12] ~= '' and waiting_now + num > tonumber(ARGV[12]) then return {'full', 'all', waiting_now} end
 if ARGV[13] ~= '' and own_now + num > tonumber(ARGV[13]) then return {'full', 'run', own_now} end
-local used, budget = memory_use(ARGV[14])
+local used, budget = memory_use(ARGV[14], waiting)
 if budget > 0 and used >= budget * ARGV[15] then return {'memory', used, budget} end
 local now = now_ms()
 redis.call('HSET', task, 'request', request, 'digest', digest, 'num', num, 'run_id', run_id, 'celery_id', ARGV[6],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ from pathlib import Path
 from polarq.testing.redis import EmbeddedRedis
 from polarq.testing.stack import LocalStack
 from tests.durable.chaos.receiver import SECRET
+from tests.durable.clocks import WrongClock
 
 NODES = ("node0", "node1", "node2")
+ZONES = ("America/St_Johns", "Pacific/Apia", "Europe/Berlin")
 LEASE_S = 4.0
 DRAIN_GRACE_S = 3.0
 
@@ -36,6 +39,9 @@ class Fleet:
         self.redis = EmbeddedRedis(data_dir=self.home / "redis", appendonly=True)
         scenario = self.home / "scenario.yaml"
         scenario.write_text(SCENARIO, encoding="utf-8")
+        # A clock that can be set needs a compiler.
+        named = NODES if shutil.which("cc") else ()
+        self.clocks = {node: WrongClock(self.home, node, zone=zone) for node, zone in zip(named, ZONES, strict=False)}
         self.stack = LocalStack(
             self.home,
             scenario=str(scenario),
@@ -53,6 +59,7 @@ class Fleet:
             redis=self.redis,
             env={"POLARQ_CALLBACK_SECRET": SECRET},
             bound=True,
+            before={node: clock.before for node, clock in self.clocks.items()},
         )
 
     @contextmanager

@@ -17,12 +17,13 @@ from polarq.errors import LedgerUnavailable, NotQueued, PolarqError, ResultTimeo
 from polarq.ledger import Call, Keys
 from polarq.ledger.records import decode
 from polarq.testing.stack import LocalStack
+from tests.durable.chaos.receiver import Receiver
 
 MAX_OPEN = 24
 """Rollouts that have not ended: the stream goes as fast as the machine."""
 AGENT_S = 60.0
-LOOK_AGAIN_S = 5.0
 HARNESS = Path(__file__).with_name("harness.py")
+LOOK_AGAIN_S = 5.0
 KEPT, TAKEN = "kept", "taken"
 """Two runs: results of one stay in the store; a trainer takes and acknowledges those of the other as they commit."""
 
@@ -30,11 +31,11 @@ KEPT, TAKEN = "kept", "taken"
 class Load:
     """Three threads: one submits, one follows the events, one takes results. All go on whatever happens to Redis."""
 
-    def __init__(self, stack: LocalStack, log: Path, seed: int, callback_url: str) -> None:
+    def __init__(self, stack: LocalStack, log: Path, seed: int, receiver: Receiver) -> None:
         self._stack = stack
+        self._receiver = receiver
         self._log = log
         self._random = random.Random(seed)
-        self._callback_url = callback_url
         self.submitted: dict[str, Task] = {}
         self.calls: dict[str, int] = {}
         """Model calls that a rollout of the task makes."""
@@ -42,7 +43,7 @@ class Load:
         self.first_seen: dict[str, str] = {}
         """rollout_id -> its summary when its end was first heard of, as the ledger had it."""
         self.taken: dict[str, RolloutResult] = {}
-        """rollout_id -> the result that the trainer got, when it had acknowledged it."""
+        """rollout_id -> the result that the trainer got, once it had acknowledged it."""
         self.problems: list[str] = []
         self._ended: set[str] = set()
         self._stop_submitting = threading.Event()
@@ -119,13 +120,13 @@ class Load:
                 "task_id": task_id,
                 "instruction": "Say something.",
                 "num_samples": choose.choice([1, 1, 2, 4]),
+                "callback_url": self._receiver.url(task_id),
                 "timeout_seconds": AGENT_S,
                 "agent": {"harness": "shell", "custom_shell": {"command": command}},
                 "runtime": {"backend": "local"},
                 "evaluator": {"strategy": "session_completed"},
                 "placement": {"policy": choose.choice(["spread", "spread", "together"])},
                 "run_id": choose.choice([KEPT, TAKEN]),
-                "callback_url": choose.choice([None, self._callback_url]),
             }
         )
 

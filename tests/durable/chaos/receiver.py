@@ -1,79 +1,99 @@
-"""Where the callbacks of a chaos run go: an HTTP server that is unwell now and then, and remembers what it took."""
+"""A trainer's server for callbacks that fails now and then: refuses for a while, or breaks before it has answered."""
 
 from __future__ import annotations
 
 import json
-import random
 import threading
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
+from types import TracebackType
+from typing import Self
 
 from polarq.callback.delivery import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, signature_holds
 
 SECRET = "chaos"
 MOST_FAILURES = 2
-"""Of one delivery: fewer than it is tried."""
-SLOW_S = 2.0
+"""Of one delivery, fewer than a sender tries."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One delivery that was answered with 200."""
+
+    delivery_id: str
+    signed: bool
+    task_id: str
+    ended: int
+    """Rollouts that the body says have ended."""
 
 
 class Receiver:
-    """`url` is fit to be a task's callback_url."""
+    """Listens within the block; `taken` has, for each task's address, what arrived there."""
 
     def __init__(self, seed: int) -> None:
-        self._chance = random.Random(seed)
+        self.taken: dict[str, list[Taken]] = defaultdict(list)
+        self.failed: Counter[str] = Counter()
+        """How it failed, by the word for it."""
+        self._seed = seed
+        self._tries: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._failed = Counter[str]()
-        self.took: dict[str, list[str]] = defaultdict(list)
-        """task_id -> the delivery id of each callback that was taken."""
-        self.states: dict[str, set[str]] = defaultdict(set)
-        self.unsigned: list[str] = []
-        self.unwell = 0
-        self.url = ""
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                self.send_response(receiver.hear(dict(self.headers.items()), body))
-                self.send_header("content-length", "0")
-                self.end_headers()
+                receiver._post(self)
 
             def log_message(self, *_: object) -> None:
-                """Nothing is printed."""
+                pass
 
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            self.url = f"http://127.0.0.1:{server.server_port}/"
-            thread = threading.Thread(target=server.serve_forever, name="chaos receiver", daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                server.shutdown()
-                thread.join()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
 
-    def hear(self, headers: dict[str, str], body: bytes) -> int:
-        """The status to answer with."""
-        delivery, told_at = headers[DELIVERY_HEADER], headers[TIMESTAMP_HEADER]
-        if not signature_holds(SECRET, told_at, body, headers.get(SIGNATURE_HEADER, "")):
-            self.unsigned.append(delivery)
-            return 403
+    def url(self, task_id: str) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}/{task_id}"
+
+    def _post(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
+        name = request.path.removeprefix("/")
+        if (how := self._fails(name)) is not None:
+            if how == "refused":
+                request.send_response(503)
+                request.send_header("Content-Length", "0")
+                request.end_headers()
+            else:
+                request.close_connection = True
+            return
+        said = json.loads(body)
+        signed = signature_holds(
+            SECRET, request.headers[TIMESTAMP_HEADER], body, request.headers.get(SIGNATURE_HEADER, "")
+        )
+        taken = Taken(request.headers[DELIVERY_HEADER], signed, said["task_id"], int(said["completed_sessions"]))
         with self._lock:
-            ill = self._failed[delivery] < MOST_FAILURES and self._chance.random() < 0.4
-            slow = self._chance.random() < 0.2
-            self._failed[delivery] += ill
-            self.unwell += ill
-        if slow:
-            time.sleep(SLOW_S)
-        if ill:
-            return 503
-        task = json.loads(body)
+            self.taken[name].append(taken)
+        request.send_response(200)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    def _fails(self, name: str) -> str | None:
+        """As the seed says: the first tries of some deliveries."""
+        chance = Random(f"{self._seed} {name}")
+        failures = chance.choice([0, 0, 0, 1, MOST_FAILURES])
+        how = chance.choice(["refused", "broken"])
         with self._lock:
-            self.took[task["task_id"]].append(delivery)
-            self.states[task["task_id"]].add(task["status"])
-        return 200
+            self._tries[name] += 1
+            if self._tries[name] > failures:
+                return None
+            self.failed[how] += 1
+            return how
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, name="chaos receiver", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()

@@ -34,9 +34,8 @@ def chaos(home: Path, *, seed: int, seconds: float, quiet: bool = False) -> Repo
 
     fleet = Fleet(home)
     log = fleet.home / "side-effects.log"
-    receiver = Receiver(seed)
-    with receiver.running(), fleet.running():
-        load = Load(fleet.stack, log, seed, receiver.url)
+    with Receiver(seed) as receiver, fleet.running():
+        load = Load(fleet.stack, log, seed, receiver)
         trouble = Trouble(fleet, load, random.Random(seed), say)
         proof = Proof(fleet, load, trouble, receiver, log)
         load.start()
@@ -47,7 +46,7 @@ def chaos(home: Path, *, seed: int, seconds: float, quiet: bool = False) -> Repo
         trouble.heal()
         proof.all_end()
         proof.all_is_taken()
-        proof.all_is_called_back()
+        proof.callbacks()
         proof.nodes_are_empty()
         load.stop()
         fleet.stop_programs()

@@ -22,7 +22,7 @@ from tests.durable.chaos.load import Load
 
 DRAIN_LIMIT_S = DRAIN_GRACE_S + 45.0
 """Until a worker that was told to stop must be gone, on a machine that is busy."""
-NODE_BACK_S = 120.0
+NODE_BACK_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,15 @@ class Trouble:
     _redis_back: float = -1.0
     """When Redis last came back, on the monotonic clock."""
     _later: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _rolling: bool = False
+    """Every worker is being restarted, one after the other."""
     _number: itertools.count[int] = field(default_factory=itertools.count)
 
     def run(self, seconds: float) -> None:
         ways = [self.kill_worker] * 4 + [self.stop_worker, self.drain_worker, self.kill_proxy, self.cut_connections] * 2
         ways += [self.kill_redis, self.cancel_task, self.cancel_task, self.cancel_rollout, self.pause_inference]
-        ways += [self.restart_all, self.lose_messages, self.double_messages, self.forget_scripts]
+        ways += [self.rolling_restart, self.forget_scripts, self.lose_messages, self.double_messages]
+        ways += [self.set_clock] * (2 if self.fleet.clocks else 0)
         until = time.monotonic() + seconds
         next_at = time.monotonic() + 2.0
         while time.monotonic() < until:
@@ -147,11 +150,13 @@ class Trouble:
 
     def drain_worker(self) -> None:
         node = self._a_node()
-        if node is not None:
-            self._drain(node, lambda: None)
-
-    def _drain(self, node: str, then: Callable[[], None]) -> None:
+        if node is None:
+            return
         self._did("worker drained", node)
+        self._drain(node)
+
+    def _drain(self, node: str) -> None:
+        """It is started again when it has gone."""
         self.fleet.signal_worker(node, signal.SIGTERM)
         self._busy.add(node)
         deadline = time.monotonic() + DRAIN_LIMIT_S
@@ -159,30 +164,30 @@ class Trouble:
         def look() -> None:
             if self.fleet.worker_ended(node):
                 self._back(node)
-                then()
             elif time.monotonic() > deadline:
                 self.problems.append(f"{node} was told to stop and did not within {DRAIN_LIMIT_S:g} s")
                 self.fleet.kill_worker(node)
                 self._back(node)
-                then()
             else:
                 self._after(0.2, look)
 
         self._after(0.2, look)
 
-    def restart_all(self) -> None:
-        """A rolling restart: each in turn, the next one when the one before has ended and is started again."""
-        if self._busy:
-            return
-        self._did("all workers restarted, one after another")
+    def rolling_restart(self) -> None:
+        if not self._rolling:
+            self._did("rolling restart of every worker")
+            self._rolling = True
+            self._roll(list(NODES))
 
-        def next_of(left: tuple[str, ...]) -> None:
-            if left and left[0] in self._busy:
-                self._after(0.5, lambda: next_of(left))
-            elif left:
-                self._drain(left[0], lambda: next_of(left[1:]))
-
-        next_of(NODES)
+    def _roll(self, left: list[str], before: str | None = None) -> None:
+        """The next one, as soon as the one before is back and nothing else is being done to it."""
+        if self._busy.intersection([before, *left[:1]]):
+            self._after(0.5, lambda: self._roll(left, before))
+        elif not left:
+            self._rolling = False
+        else:
+            self._drain(left[0])
+            self._roll(left[1:], left[0])
 
     def kill_proxy(self) -> None:
         node = self._a_node()
@@ -194,6 +199,12 @@ class Trouble:
         with redis.Redis.from_url(self.fleet.redis.url) as client:
             for kind in ("normal", "pubsub"):
                 client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+
+    def kill_redis(self) -> None:
+        away_s = self.chance.uniform(0.2, 1.5 * LEASE_S)
+        self._did("Redis killed", f"for {away_s:.1f} s")
+        self.fleet.kill_redis(away_s)
+        self._redis_back = time.monotonic()
 
     def lose_messages(self) -> None:
         self._in_queues("messages lost", lambda queues, name, _: queues.delete(name))
@@ -211,15 +222,16 @@ class Trouble:
                     self._did(what, f"{len(messages)} of {name}")
 
     def forget_scripts(self) -> None:
-        self._did("scripts forgotten")
+        self._did("Redis made to forget its scripts")
         with redis.Redis.from_url(self.fleet.redis.url) as client:
             client.script_flush()
 
-    def kill_redis(self) -> None:
-        away_s = self.chance.uniform(0.2, 1.5 * LEASE_S)
-        self._did("Redis killed", f"for {away_s:.1f} s")
-        self.fleet.kill_redis(away_s)
-        self._redis_back = time.monotonic()
+    def set_clock(self) -> None:
+        """Its leases, the times it is judged by and how long its stages take must not change by it."""
+        node = self.chance.choice(sorted(self.fleet.clocks))
+        ahead_s = self.chance.choice([-3600, -400, 0, 400, 3600])
+        self._did("clock of a node set", f"{node}, {ahead_s:+d} s")
+        self.fleet.clocks[node].set(ahead_s)
 
     def cancel_task(self) -> None:
         self._cancel(None)
