@@ -99,6 +99,8 @@ class Call(Generic[T]):
     commands: tuple[tuple[Any, ...], ...] = ()
     at: Server = "ledger"
     """Which Redis it is for, where there are several."""
+    replicas: int = 0
+    """How many replicas must have what the script wrote before it counts as done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ class Calls:
     admission: Admission = UNLIMITED
     elsewhere: Mapping[Server, str] = field(default_factory=dict)
     """Addresses of the Redis of what is not in the ledger's."""
+    replicas: int = 0
+    """Replicas that must have a submission or a commit before it counts."""
 
     # --- the trainer's side
 
@@ -151,7 +155,7 @@ class Calls:
                 raise self.admission.full(task, decode(reply[1]) == "run", int(reply[2]))
             return Submitted(task.task_id, decode(reply[2]), word == "created", TaskState(decode(reply[1])))
 
-        return Call(read, script("submit"), keys, args)
+        return Call(read, script("submit"), keys, args, replicas=self.replicas)
 
     def cancel(self, task_id: str, index: int | None = None, tombstone_s: int = 0) -> Call[Cancelled]:
         """Cancels a task, or one rollout of it. `tombstone_s` > 0: an unknown task is refused if it comes later."""
@@ -308,7 +312,7 @@ class Calls:
             stopping = tuple(ActiveRollout(*told[i : i + 3]) for i in range(0, len(told), 3))
             return Committed(True, int(reply[1]) == 1, stopping=stopping)
 
-        return Call(read, script("commit"), keys, args)
+        return Call(read, script("commit"), keys, args, replicas=self.replicas)
 
     def _payload_to_see(self, summary: RolloutSummary) -> tuple[Any, ...]:
         """What of a payload must be there when it is committed; of one in another Redis the script cannot tell."""
