@@ -29,6 +29,7 @@ from polarq.ledger.records import (
     Submitted,
     TaskHead,
     TaskRecord,
+    UnreadableClaim,
     decode,
     moment,
     read_losses,
@@ -247,7 +248,10 @@ class Calls:
                 return Refused(decode(reply[0]), decode(reply[1]) if len(reply) > 1 else "")
             claimed_at = moment(reply[5])
             assert claimed_at is not None
-            task = Task.model_validate(with_shared_texts(json.loads(reply[4])))
+            try:
+                task = Task.model_validate(with_shared_texts(json.loads(reply[4])))
+            except (ValueError, TypeError) as exc:
+                raise UnreadableClaim(decode(reply[6]), int(reply[2]), exc) from exc
             policy = None if reply[7] is None else int(reply[7])
             return Claim(
                 rollout_id=decode(reply[6]),
