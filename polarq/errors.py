@@ -72,6 +72,15 @@ class LedgerUnavailable(PolarqError):
     """Redis does not answer, refuses the password, or is not usable as a ledger."""
 
 
+class NotReplicated(LedgerUnavailable):
+    """Redis has done it, and fewer replicas have it than `redis.wait_replicas` wants."""
+
+    def __init__(self, have: int, wanted: int) -> None:
+        super().__init__(
+            f"{have} of the {wanted} replicas of Redis have it that redis.wait_replicas wants; it does not count yet"
+        )
+
+
 class NotQueued(LedgerUnavailable):
     """Redis went away in the middle of a submission: the task may be recorded, and not every doorbell is rung.
     Submitting it again is safe, and does the rest."""

@@ -29,6 +29,7 @@ from polarq.ledger.records import (
     Submitted,
     TaskHead,
     TaskRecord,
+    UnreadableClaim,
     decode,
     moment,
     read_losses,
@@ -99,6 +100,8 @@ class Call(Generic[T]):
     commands: tuple[tuple[Any, ...], ...] = ()
     at: Server = "ledger"
     """Which Redis it is for, where there are several."""
+    replicas: int = 0
+    """How many replicas must have what the script wrote before it counts as done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,8 @@ class Calls:
     admission: Admission = UNLIMITED
     elsewhere: Mapping[Server, str] = field(default_factory=dict)
     """Addresses of the Redis of what is not in the ledger's."""
+    replicas: int = 0
+    """Replicas that must have a submission or a commit before it counts."""
 
     # --- the trainer's side
 
@@ -151,7 +156,7 @@ class Calls:
                 raise self.admission.full(task, decode(reply[1]) == "run", int(reply[2]))
             return Submitted(task.task_id, decode(reply[2]), word == "created", TaskState(decode(reply[1])))
 
-        return Call(read, script("submit"), keys, args)
+        return Call(read, script("submit"), keys, args, replicas=self.replicas)
 
     def cancel(self, task_id: str, index: int | None = None, tombstone_s: int = 0) -> Call[Cancelled]:
         """Cancels a task, or one rollout of it. `tombstone_s` > 0: an unknown task is refused if it comes later."""
@@ -243,7 +248,10 @@ class Calls:
                 return Refused(decode(reply[0]), decode(reply[1]) if len(reply) > 1 else "")
             claimed_at = moment(reply[5])
             assert claimed_at is not None
-            task = Task.model_validate(with_shared_texts(json.loads(reply[4])))
+            try:
+                task = Task.model_validate(with_shared_texts(json.loads(reply[4])))
+            except (ValueError, TypeError) as exc:
+                raise UnreadableClaim(decode(reply[6]), int(reply[2]), exc) from exc
             policy = None if reply[7] is None else int(reply[7])
             return Claim(
                 rollout_id=decode(reply[6]),
@@ -308,7 +316,7 @@ class Calls:
             stopping = tuple(ActiveRollout(*told[i : i + 3]) for i in range(0, len(told), 3))
             return Committed(True, int(reply[1]) == 1, stopping=stopping)
 
-        return Call(read, script("commit"), keys, args)
+        return Call(read, script("commit"), keys, args, replicas=self.replicas)
 
     def _payload_to_see(self, summary: RolloutSummary) -> tuple[Any, ...]:
         """What of a payload must be there when it is committed; of one in another Redis the script cannot tell."""

@@ -23,11 +23,12 @@ from redis.sentinel import MasterNotFoundError
 
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
-from polarq.errors import LedgerUnavailable
+from polarq.errors import LedgerUnavailable, NotReplicated
 from polarq.ledger.admission import Admission
 from polarq.ledger.calls import Call, Calls, Server, read_event
 from polarq.ledger.keys import Keys
-from polarq.ledger.servers import async_client, sync_client
+from polarq.ledger.scripts import Script
+from polarq.ledger.servers import REPLICAS_WAIT_MS, async_client, sync_client
 from polarq.topology.models import Topology
 from polarq.topology.redis_address import FORM, is_sentinel, with_tls, without_password
 
@@ -51,7 +52,8 @@ def calls_for(topology: Topology) -> Calls:
     redis = topology.redis
     addresses: dict[Server, str | None] = {"payloads": redis.payload_url, "queues": redis.broker_url}
     elsewhere = {server: with_tls(url, redis.tls_ca) for server, url in addresses.items() if url is not None}
-    return Calls(Keys(redis.prefix), retention.events, int(retention.result_s), admission, elsewhere)
+    keep_s = int(retention.result_s)
+    return Calls(Keys(redis.prefix), retention.events, keep_s, admission, elsewhere, redis.wait_replicas)
 
 
 def unavailable(exc: Exception, url: str) -> LedgerUnavailable:
@@ -151,6 +153,15 @@ class Ledger:
             for command in call.commands:
                 pipe.execute_command(*command)
             return pipe.execute() if call.commands else []
+        if call.replicas:
+            pipe = redis.pipeline(transaction=False)
+            for known in (True, False):
+                for command in _to_replicas(call, call.script, self.calls.keys, known=known):
+                    pipe.execute_command(*command)
+                replies = pipe.execute(raise_on_error=False)
+                if not isinstance(replies[0], redis_errors.NoScriptError):
+                    break
+            return _on_replicas(call, replies)
         tail = (len(call.keys), *call.keys, *call.args)
         try:
             return redis.execute_command("EVALSHA", call.script.sha1, *tail)
@@ -213,6 +224,15 @@ class AsyncLedger:
             for command in call.commands:
                 pipe.execute_command(*command)
             return await pipe.execute() if call.commands else []
+        if call.replicas:
+            pipe = redis.pipeline(transaction=False)
+            for known in (True, False):
+                for command in _to_replicas(call, call.script, self.calls.keys, known=known):
+                    pipe.execute_command(*command)
+                replies = await pipe.execute(raise_on_error=False)
+                if not isinstance(replies[0], redis_errors.NoScriptError):
+                    break
+            return _on_replicas(call, replies)
         tail = (len(call.keys), *call.keys, *call.args)
         try:
             return await redis.execute_command("EVALSHA", call.script.sha1, *tail)
@@ -249,6 +269,24 @@ class AsyncLedger:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _to_replicas(call: Call[Any], script: Script, keys: Keys, *, known: bool) -> Iterator[tuple[Any, ...]]:
+    """A script, and the wait for replicas of what its connection wrote."""
+    first = ("EVALSHA", script.sha1) if known else ("EVAL", script.source)
+    yield (*first, len(call.keys), *call.keys, *call.args)
+    yield ("SET", keys.replicated, 1, "PX", 60_000)
+    yield ("WAIT", call.replicas, REPLICAS_WAIT_MS)
+
+
+def _on_replicas(call: Call[Any], replies: list[Any]) -> Any:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    answer, _, have = replies
+    if int(have) < call.replicas:
+        raise NotReplicated(int(have), call.replicas)
+    return answer
 
 
 def _sync(url: str) -> Redis:

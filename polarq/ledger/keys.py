@@ -210,6 +210,12 @@ class Keys:
         """String: how full Redis was when that last changed: ok, high or full."""
         return f"{self.prefix}:memory"
 
+    @property
+    def replicated(self) -> str:
+        """String with a short expiry: written behind a step that must reach replicas, so that there is something to
+        wait for also when the step had been taken before."""
+        return f"{self.prefix}:replicated"
+
     def memory_at(self, server: str) -> str:
         """String with a short expiry: bytes that another Redis of the deployment uses, and how many it may."""
         return f"{self.prefix}:memory-at:{server}"

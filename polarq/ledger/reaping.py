@@ -7,6 +7,7 @@ commit that comes in between do no harm: whoever is first wins.
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ UNTOLD_AT_ONCE = 100
 LOST_NODES_KEPT = 1000
 """Records of nodes that are gone, at most."""
 LONGEST_TELL_S = 3600.0
+
+_ROLLOUT_ID = re.compile(r".+\.[0-9]+", re.DOTALL)
 
 LOST_TOO_OFTEN = "lost_too_often"
 
@@ -100,6 +103,11 @@ def server_life() -> Call[ServerLife]:
     return Call(read, commands=(("INFO", "server"),))
 
 
+def _rollout_ids(found: Sequence[str]) -> tuple[str, ...]:
+    """Those that are: whatever else stands in an index, the reaper goes on."""
+    return tuple(item for item in found if _ROLLOUT_ID.fullmatch(item))
+
+
 def look(calls: Calls, waited_s: float, most_waiting: int = WAITING_AT_ONCE) -> Call[Due]:
     """What is due, by the server's clock."""
     k = calls.keys
@@ -107,7 +115,7 @@ def look(calls: Calls, waited_s: float, most_waiting: int = WAITING_AT_ONCE) -> 
 
     def read(reply: list[list[bytes]]) -> Due:
         expired, waiting, untold = (tuple(decode(item) for item in part) for part in reply)
-        return Due(expired, waiting, untold)
+        return Due(_rollout_ids(expired), _rollout_ids(waiting), untold)
 
     return Call(read, script("reap_look"), (k.leases, k.waiting, k.untold), args)
 

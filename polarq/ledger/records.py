@@ -9,8 +9,13 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from pydantic import ValidationError
+
+import polarq
+from polarq.contracts.base import problems_of
 from polarq.contracts.rollout import EarlyStop, Loss, RolloutState, RolloutSummary, TaskCounts, TaskState
-from polarq.contracts.task import Task
+from polarq.contracts.task import Task, split_rollout_id
+from polarq.errors import PolarqError
 
 Fields = Mapping[str, str]
 
@@ -127,8 +132,15 @@ class TaskRecord:
             updated_at=updated,
             ended_at=moment(fields.get("ended_ms")),
             rollouts=tuple(RolloutRecord.read(f"{task_id}.{i}", i, r) for i, r in enumerate(rollouts) if r),
-            request=Task.model_validate(json.loads(request)) if request else None,
+            request=_request(task_id, request) if request else None,
         )
+
+
+def _request(task_id: str, text: str) -> Task:
+    try:
+        return Task.model_validate(json.loads(text))
+    except ValueError as exc:
+        raise Unreadable(task_id, exc) from exc
 
 
 def read_early_stop(fields: Fields) -> EarlyStop | None:
@@ -169,6 +181,24 @@ class Submitted:
     celery_id: str
     created: bool
     state: TaskState
+
+
+class Unreadable(PolarqError):
+    """A task that this polarq cannot read: a newer one wrote it, or it was damaged."""
+
+    def __init__(self, task_id: str, cause: Exception) -> None:
+        why = problems_of(cause) if isinstance(cause, ValidationError) else [f"{type(cause).__name__}: {cause}"]
+        version = polarq.__version__
+        super().__init__(f"task '{task_id}' cannot be read by this polarq ({version}): {'; '.join(why)}")
+
+
+class UnreadableClaim(Unreadable):
+    """Its claim was granted all the same."""
+
+    def __init__(self, rollout_id: str, token: int, cause: Exception) -> None:
+        super().__init__(split_rollout_id(rollout_id)[0], cause)
+        self.rollout_id = rollout_id
+        self.token = token
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ from redis.retry import Retry
 
 from polarq.topology.redis_address import Sentinels
 
+REPLICAS_WAIT_MS = 2000
+"""How long one try waits for replicas."""
+
 
 def sync_client(url: str, **options: Any) -> redis.Redis:
     """A client for threads; `options` are those of its connections. Raises ValueError for what is no address."""

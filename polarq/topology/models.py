@@ -65,6 +65,12 @@ class RedisSection(Contract):
         None,
         description="A Redis for committed results alone, which are what is large; default: the same as url.",
     )
+    wait_replicas: int = Field(
+        0,
+        ge=0,
+        description="Replicas that must have a submission, a commit or a captured model call before it counts (WAIT), "
+        "so that no failover to one of them forgets it. Fewer than there are: one that is down must not hold all up.",
+    )
     tls_ca: NonEmpty | None = Field(
         None,
         description="File with the certificates of who vouches for Redis, for rediss:// addresses that name none "

@@ -74,7 +74,8 @@ async def serve(options: ServeOptions, settings: Settings, env: Mapping[str, str
             return
         peers = None if options.peers is None else Peers(options.peers, options.process, options.processes)
         keys, keep_s = Keys(topology.redis.prefix), topology.retention.result_s
-        proxy = Proxy(node, redis, keys, env=env, keep_s=keep_s, peers=peers, token=settings.token)
+        replicas = topology.redis.wait_replicas
+        proxy = Proxy(node, redis, keys, env=env, keep_s=keep_s, peers=peers, token=settings.token, replicas=replicas)
         await _run(proxy, node, options, stop, settings.token)
     finally:
         await redis.aclose()

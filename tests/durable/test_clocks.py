@@ -24,6 +24,8 @@ from tests.durable.gates import PATIENCE_S
 from tests.durable.measured import durations_hold, events_of, noted, server_time, slow_task, times_in
 from tests.worker.conftest import ask, shell_task, wait_until, write_scenario
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 S = RolloutState
 LEASE_S = 4.0
 HOUR_S = 3600

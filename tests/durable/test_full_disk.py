@@ -17,6 +17,8 @@ from tests.durable.gates import PATIENCE_S, Gates, ids, wait_for_log
 from tests.needs import not_here
 from tests.worker.conftest import wait_until, write_scenario
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 S = RolloutState
 DISK = "24m"
 NODES = {"node0": {"max_run_workers": 4}}

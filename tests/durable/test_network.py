@@ -16,6 +16,8 @@ from tests.durable.gates import PATIENCE_S, Gates, ids
 from tests.durable.namespaces import HUB, Cut, Network, network
 from tests.worker.conftest import wait_until, write_scenario
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 S = RolloutState
 NODES = ("node0", "node1")
 

@@ -16,6 +16,8 @@ from tests.durable.cgroup import MemoryCgroup, memory_limit
 from tests.durable.gates import PATIENCE_S, Gates, ids
 from tests.worker.conftest import wait_until, write_scenario
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 REPOSITORY = Path(__file__).parents[2]
 MB = 1 << 20
 

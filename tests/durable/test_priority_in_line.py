@@ -21,6 +21,8 @@ from polarq.testing.stack import LocalStack, free_port
 from tests.durable.gates import PATIENCE_S, Gates
 from tests.worker.conftest import wait_until, write_scenario
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 S = RolloutState
 ONE_AT_A_TIME = {"max_init_workers": 1, "max_run_workers": 1, "max_postrun_workers": 1, "ready_buffer": 0}
 

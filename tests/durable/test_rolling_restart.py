@@ -16,6 +16,8 @@ from tests.durable.gates import PATIENCE_S, Gates
 from tests.durable.hand import beside
 from tests.worker.conftest import wait_until, write_scenario
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 NODES = ("node0", "node1")
 MOST_OPEN = 8
 ROUNDS = 2

@@ -16,6 +16,8 @@ from tests.durable.gates import PATIENCE_S, Gates, ids
 from tests.durable.hand import beside
 from tests.worker.conftest import ask, wait_until, write_scenario
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
 ROLLOUTS = 20
 EVERY_S = 0.2
 FLUSHES = 50

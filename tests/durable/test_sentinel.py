@@ -216,6 +216,43 @@ def test_a_primary_that_wants_a_replica_takes_no_write_without_one_and_workers_w
         assert set(gates.starts().values()) == {1}
 
 
+def test_nothing_counts_before_a_replica_has_it_when_that_is_wanted(tmp_path: Path, gates: Gates) -> None:
+    with (
+        Group(sentinels=1) as group,
+        LocalStack(
+            tmp_path, scenario=str(write_scenario(tmp_path)), redis_url=group.url, nodes={"node0": NODE},
+            sections={"gateway": {"lease_s": 60}, "redis": {"wait_replicas": 1}},
+        ) as stack,
+    ):  # fmt: skip
+        talks = f"while [ ! -e {gates.folder}/more ]; do sleep 0.05; done\nuntil {ask(1)}do sleep 0.1; done"
+        stack.client.submit(gates.task("ends"))
+        stack.client.submit(gates.task("talks", first=talks))
+        gates.wait_started("ends.0", "talks.0")
+        wait_until(lambda: calls_recorded(stack) == 1, PATIENCE_S)
+        group.cut_replica_off()
+        # Each is done at the primary, and nobody is told that it is.
+        gates.open("ends.0", "talks.0")
+        (gates.folder / "more").touch()
+        wait_for_log(stack, "0 of the 1 replicas of Redis have it")
+        wait_until(lambda: calls_recorded(stack) > 1, PATIENCE_S)
+        with pytest.raises(NotQueued, match="0 of the 1 replicas"):
+            stack.client.submit(gates.task("new"))
+        assert (tmp_path / "state" / "node0" / "spool" / spooled(stack, "ends.0")).exists()
+        assert stack.client.record("talks").rollouts[0].state == "running"
+        group.bring_replica_back()
+        assert stack.client.submit(gates.task("new")).created is False
+        gates.open("new.0")
+        for task_id in ("ends", "talks", "new"):
+            [result] = stack.client.wait(task_id, PATIENCE_S).results
+            assert (result.outcome.state, result.attempt) == (S.COMPLETED, 1), result.outcome
+        wait_until(lambda: not list((tmp_path / "state" / "node0" / "spool").iterdir()), PATIENCE_S)
+
+
+def spooled(stack: LocalStack, rollout_id: str) -> str:
+    [rollout] = stack.client.record(rollout_id.partition(".")[0]).rollouts
+    return f"{rollout_id}-{rollout.token}"
+
+
 async def test_a_payload_that_went_before_its_commit_is_written_again(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from polarq.errors import InvalidTask, NotQueued
 from polarq.ledger import AsyncLedger, Call
 from polarq.ledger import reaping as steps
 from polarq.ledger.control import run_state
+from polarq.ledger.records import Unreadable
 from polarq.settings import Settings
 from polarq.topology import Topology, broker_url
 
@@ -125,7 +126,11 @@ class Doorbells:
         for task_id, of_task in _by_task(rollout_ids).items():
             if not fleet.has_free_places:
                 break
-            record = await self.ledger.do(self.calls.task(task_id, with_request=True))
+            try:
+                record = await self.ledger.do(self.calls.task(task_id, with_request=True))
+            except Unreadable as exc:
+                log.warning("%s; it is not rung", exc)
+                continue
             task = None if record is None else record.request
             ids = of_task
             if task is not None:
@@ -151,7 +156,10 @@ class Doorbells:
 
     async def _has_a_taker(self, rollout_id: str, fleet: Fleet) -> bool:
         """Whether some node that takes work can run it, now or when it has a free place."""
-        record = await self.ledger.do(self.calls.task(split_rollout_id(rollout_id)[0], with_request=True))
+        try:
+            record = await self.ledger.do(self.calls.task(split_rollout_id(rollout_id)[0], with_request=True))
+        except Unreadable:
+            return False
         return record is None or record.request is None or fleet.can(record.request)
 
     async def _is_held(self, run_id: str) -> bool:

@@ -10,13 +10,16 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from polarq.contracts.rollout import Boundary, Outcome, RolloutResult, RolloutState, RolloutSummary
+from polarq.contracts.task import split_rollout_id
 from polarq.ledger import Claim, Refused, Released
 from polarq.ledger.calls import Call
 from polarq.ledger.control import early_stop_of
+from polarq.ledger.records import UnreadableClaim
 from polarq_worker.access import RecordLost
 from polarq_worker.commit import Finished, commit, summary_of
 from polarq_worker.early_stop import stopped_early, was_told_to_stop
 from polarq_worker.lease import Lease, steady_s
+from polarq_worker.outcomes import one_line
 from polarq_worker.services import Services
 from polarq_worker.walk import LeaseLost, Walk
 
@@ -100,7 +103,10 @@ class Engine:
         call = calls.claim(rollout_id, services.node.id, lease_s, job_id, services.place)
         # The first of what may be several tries: the one whose answer was lost may be the one that was granted.
         lease = Lease(lease_s, steady_s())
-        claim, unwanted = await to_its_end(self.insist(call))
+        try:
+            claim, unwanted = await to_its_end(self.insist(call))
+        except UnreadableClaim as exc:
+            return (await to_its_end(self._refuse(exc)))[0]
         if isinstance(claim, Refused):
             log.info("rollout %s: nothing to do (%s %s)", rollout_id, claim.reason, claim.detail)
             return None
@@ -124,6 +130,16 @@ class Engine:
                 del self.held[rollout_id]
             if not self.held:
                 self.idle.set()
+
+    async def _refuse(self, unreadable: UnreadableClaim) -> Ended | None:
+        """A task that nobody here can read ends with that, once, and is not tried until its attempts are over."""
+        rollout_id, why = unreadable.rollout_id, one_line(str(unreadable))
+        log.error("rollout %s: %s", rollout_id, why)
+        outcome = Outcome(state=RolloutState.FAILED, boundary=Boundary.TASK, reason="unreadable_task", message=why)
+        summary = RolloutSummary(outcome=outcome)
+        done = await self.insist(self.services.ledger.calls.commit(rollout_id, unreadable.token, summary))
+        task_id = split_rollout_id(rollout_id)[0]
+        return Ended(summary, rollout_id, task_id, done.finished) if done.won else None
 
     async def _walked(self, held: Held) -> RolloutResult | Ended | None:
         """The walk's result; None when it must not be committed, and `Ended` when the ledger has ended it already."""

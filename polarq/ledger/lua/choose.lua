@@ -52,6 +52,14 @@ local function room(index, node, run)
   return most and math.max(0, most - held) or math.huge, held / (node.weights[run] or 1)
 end
 
+-- Whether a node may run what stands in line as `id`, and whether it still waits.
+local function stands(index, node, id, fit)
+  local task = task_key(index, id)
+  if fit[task] == nil then fit[task] = fits(index, node, task) end
+  if not fit[task] then return false, true end
+  return true, redis.call('HGET', rollout_key(index, id), 'state') == 'queued'
+end
+
 -- The first of a run's line, from where the last look left off, that the node may run: into `line.id` and `line.since`.
 local function step(index, node, line, wanted, fit, deep)
   line.id = nil
@@ -66,13 +74,13 @@ local function step(index, node, line, wanted, fit, deep)
       if #line.ids == 0 then return end
     end
     local id = line.ids[line.at - 1]
-    local task = task_key(index, id)
-    if fit[task] == nil then fit[task] = fits(index, node, task) end
-    if fit[task] then
-      if redis.call('HGET', rollout_key(index, id), 'state') == 'queued' then
-        line.id, line.since = id, tonumber(line.ids[line.at])
-        return
-      end
+    -- A record that somebody damaged is passed over: it must not hold up a fleet.
+    local sound, can, waits = pcall(stands, index, node, id, fit)
+    if sound and can and waits then
+      line.id, line.since = id, tonumber(line.ids[line.at])
+      return
+    end
+    if sound and not waits then
       -- Whatever put it here: it must not stand in the way of what waits.
       redis.call('ZREM', beside(index, 'run-waiting:' .. line.run), id)
       redis.call('ZREM', beside(index, 'waiting'), id)

@@ -16,6 +16,8 @@ if ARGV[8] ~= '' then
   if best then
     rollout_id, task_id = best, task_of(best)
     task, rollout = task_key(leases, best), rollout_key(leases, best)
+  elseif not pcall(stands, leases, node, rollout_id, {}) then
+    return {'unknown', 'its record is damaged'}
   elseif redis.call('HGET', rollout, 'state') == 'queued' then
     local run = redis.call('HGET', task, 'run_id')
     if room(leases, node, run) == 0 then return {'held', 'run ' .. run .. ' may start nothing now'} end

@@ -165,7 +165,7 @@ class Nursery:
     def _ask(self, *fds: int) -> None:
         with self._lock:
             for _ in range(2):
-                if self._asked is None or self._process is None or self._process.poll() is not None:
+                if self._asked is None:
                     self._start()
                 assert self._asked is not None
                 try:
