@@ -46,7 +46,11 @@ def test_a_run_s_results_cost_what_the_run_is_and_not_what_the_deployment_is(
 
         def cost_of_reading() -> int:
             before = commands_so_far(client.ledger.redis)
-            assert sorted(ids(list(client.results(run_id="mine")))) == ["mine-0.0", "mine-1.0", "mine-2.0"]
+            assert sorted(ids(list(client.results(run_id="mine", timeout_s=60)))) == [
+                "mine-0.0",
+                "mine-1.0",
+                "mine-2.0",
+            ]
             return commands_so_far(client.ledger.redis) - before
 
         for number in range(3):
@@ -64,7 +68,7 @@ def test_a_run_s_results_cost_what_the_run_is_and_not_what_the_deployment_is(
         assert cost_of_reading() <= alone + 2
         for number in range(3):
             client.acknowledge(f"mine-{number}")
-        assert list(client.results(run_id="mine")) == []
+        assert list(client.results(run_id="mine", timeout_s=60)) == []
 
 
 def loaded(redis: Redis) -> bool:
