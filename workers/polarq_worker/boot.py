@@ -13,7 +13,6 @@ from celery import bootsteps
 from celery.exceptions import WorkerShutdown
 from celery.worker import state
 
-from polarq.client.deployment import SUBMIT_QUEUE
 from polarq.errors import InvalidTopology, PolarqError
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, load_topology
@@ -21,6 +20,7 @@ from polarq.topology.models import RESERVED_QUEUES
 from polarq_worker import panel as _panel  # noqa: F401 - its commands are registered by being defined
 from polarq_worker.node import NodeService
 from polarq_worker.pool import EnginePool
+from polarq_worker.submissions import Submissions
 
 log = logging.getLogger("polarq.worker")
 
@@ -53,7 +53,8 @@ class NodeStep(bootsteps.StartStopStep):
             node = choose_node(list(worker.app.amqp.queues.consume_from), topology, settings)
         except PolarqError as exc:
             _give_up(exc)
-        worker.app.amqp.queues.select([node.id, SUBMIT_QUEUE])
+        worker.app.amqp.queues.select([node.id])
+        worker.app.steps["consumer"].add(Submissions)
         user, at, host = worker.hostname.partition("@")
         if user == "celery":
             worker.hostname = f"{node.id}{at}{host}"
