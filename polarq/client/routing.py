@@ -49,13 +49,18 @@ class Candidate:
         return self.record.runtimes if self.record is not None else []
 
     @property
-    def taken(self) -> int:
-        """Rollouts in its hands, as its last heartbeat said, and doorbells in its queue."""
+    def in_hand(self) -> int:
+        """Rollouts that it has, as its last heartbeat said."""
         if self.record is None:
             return 0
         m = self.record.metrics
         busy = m.init_queue_depth + m.init_inflight + m.ready_depth + m.run_inflight + m.postrun_queue_depth
-        return busy + m.postrun_inflight + self.record.queue_depth
+        return busy + m.postrun_inflight
+
+    @property
+    def taken(self) -> int:
+        """Rollouts that it has, and doorbells in its queue."""
+        return self.in_hand + (0 if self.record is None else self.record.queue_depth)
 
     @property
     def load(self) -> float:

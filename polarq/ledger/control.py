@@ -58,9 +58,17 @@ def run_state(keys: Keys, run_id: str) -> Call[RunState]:
     return Call(lambda replies: one.read(replies)[0], commands=one.commands)
 
 
-def how_many_wait(keys: Keys) -> Call[int]:
-    """Rollouts of all runs that nobody has claimed."""
-    return Call(lambda replies: int(replies[0]), commands=(("ZCARD", keys.waiting),))
+_LINE = """
+local t = redis.call('TIME')
+local since = t[1] * 1000 + math.floor(t[2] / 1000) - ARGV[1]
+return {redis.call('ZCARD', KEYS[1]), redis.call('ZCOUNT', KEYS[1], since, '+inf')}
+"""
+
+
+def how_many_wait(keys: Keys, lately_s: float) -> Call[tuple[int, int]]:
+    """Rollouts of all runs that nobody has claimed, and how many of them wait for no longer than `lately_s`."""
+    command = ("EVAL", _LINE, 1, keys.waiting, int(lately_s * 1000))
+    return Call(lambda replies: (int(replies[0][0]), int(replies[0][1])), commands=(command,))
 
 
 def waiting_task(keys: Keys, task_id: str) -> Call[Task | None]:

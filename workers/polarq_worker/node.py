@@ -47,6 +47,8 @@ log = logging.getLogger("polarq.worker.node")
 _SHORTEST_LOOK_S = 0.05
 """Between two looks at flags or work, however often there is reason to."""
 
+_OTHERS_FIRST_S = 0.3
+
 _LAST_WORDS_S = 20.0
 """How long a leaving worker tries to tell the ledger what it gives back."""
 
@@ -63,6 +65,7 @@ class NodeService:
         self.state_dir = settings.state_dir / node.id
         self._look_soon = asyncio.Event()
         self._freed = asyncio.Event()
+        self._seeking_soon = False
         self.proxy: ProxyProcess | None = None
         self._loops: list[asyncio.Task[None]] = []
         self.patience = Patience()
@@ -168,12 +171,12 @@ class NodeService:
 
     async def _clear_leftovers(self) -> None:
         """What a killed worker of this node left: results it had finished are committed, sandboxes removed."""
+        dead = {one.incarnation for one in self._others.dead}
+        await Orphans(self.ledger, self.topology).stop_own(self.node.id, self.incarnation.id, dead)
         if self._others.living:
             log.warning("another worker of this node lives in %s; what lies there is left to it", self.state_dir)
             return
         services = self.engine.services
-        dead = {one.incarnation for one in self._others.dead}
-        await Orphans(self.ledger, self.topology).stop_own(self.node.id, self.incarnation.id, dead)
         cleared = await asyncio.to_thread(clear_sandboxes, services.rollouts_dir, services.logs_dir)
         if cleared:
             log.warning("cleared the sandboxes of a worker that was killed: %s", ", ".join(cleared))
@@ -288,7 +291,7 @@ class NodeService:
             return None
         if self.pool.in_flight < self.capacity:
             # A doorbell came and there is more room: more may wait than was rung for.
-            self.freed()
+            self.pool.loop.call_soon_threadsafe(self._seek_soon)
         return self.engine.run(*doorbell)
 
     def run_job(self, rollout_id: str, job_id: str) -> dict[str, Any] | None:
@@ -334,6 +337,16 @@ class NodeService:
         """A job has ended: what waits for other nodes may be for its place. Safe from any thread."""
         if not self.pool.loop.is_closed():
             self.pool.loop.call_soon_threadsafe(self._freed.set)
+
+    def _seek_soon(self) -> None:
+        """When others have taken what they were rung for."""
+        if not self._seeking_soon:
+            self._seeking_soon = True
+            asyncio.get_running_loop().call_later(_OTHERS_FIRST_S, self._seek_now)
+
+    def _seek_now(self) -> None:
+        self._seeking_soon = False
+        self._freed.set()
 
     async def _seek_when_freed(self) -> None:
         await self._freed.wait()

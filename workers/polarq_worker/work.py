@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from polarq.client import Client
-from polarq.client.routing import ahead
+from polarq.client.routing import ahead, fleet_of
 from polarq.ledger import AsyncLedger
 from polarq.ledger.admission import Place
 from polarq.ledger.control import how_many_wait
@@ -27,6 +27,10 @@ _DEEP = 10_000
 """Rollouts of each run, when a look at the first ones has shown too little."""
 _AT_WORK = 0.02
 """Share of the time that may go into that."""
+_HEARD_WITHIN_S = 2.0
+"""So long a rollout is left to the node that has a doorbell and a free place."""
+_FLEET_FOR_S = 1.0
+"""How long what is known of the other nodes is used."""
 _MOST_AT_ONCE = 64
 """What is left over is found when these have been heard."""
 
@@ -60,6 +64,10 @@ class WorkSeeker:
         self.ledger = ledger
         self.client = client
         self.place = place
+        self._topology = topology
+        self._others: dict[str, int] = {}
+        """Other nodes that take work -> their free places, when they last said."""
+        self._others_until = 0.0
         self._look_deep_at = 0.0
         self.again_s: float | None = None
         """When to seek again, in seconds: a deeper look would have come too soon."""
@@ -85,16 +93,35 @@ class WorkSeeker:
         # What stands first in line is what the messages in the queue will be answered with.
         found = (await self._look(min(free + more, heard + _MOST_AT_ONCE)))[heard:]
         if found:
+            found = found[: max(0, await self._unheard() - heard)]
+        if found:
             log.debug("node %s has %d free places and rings for %d waiting rollouts", node_id, free, len(found))
             await asyncio.to_thread(self.client.ring_node, node_id, found)
         return len(found)
+
+    async def _unheard(self) -> int:
+        """How many of those that wait no other node is about to take. It is, when it has a doorbell in its queue and a
+        place for it; but not for long: what still waits after a while is anybody's."""
+        calls, now = self.ledger.calls, time.monotonic()
+        if now >= self._others_until:
+            others = fleet_of(await self.ledger.nodes(), self._topology)
+            self._others_until = now + _FLEET_FOR_S
+            self._others = {
+                other.node_id: other.capacity - other.in_hand
+                for other in others
+                if other.node_id != self.place.node_id and other.idle_because is None
+            }
+        waiting, lately = await self.ledger.do(how_many_wait(calls.keys, _HEARD_WITHIN_S))
+        depths = await self._broker.do(queue_depths(calls, list(self._others)))
+        coming = sum(min(depths[node_id], max(0, free)) for node_id, free in self._others.items())
+        return waiting - min(coming, lately)
 
     async def _look(self, most: int) -> list[str]:
         """What the node would take; where little is in sight, also behind what it cannot run, now and then."""
         calls = self.ledger.calls
         self.again_s = None
         found = await self.ledger.do(calls.look(self.place, most))
-        if len(found) == most or await self.ledger.do(how_many_wait(calls.keys)) <= len(found):
+        if len(found) == most or (await self.ledger.do(how_many_wait(calls.keys, _HEARD_WITHIN_S)))[0] <= len(found):
             return found
         began = time.monotonic()
         if began < self._look_deep_at:
