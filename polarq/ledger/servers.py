@@ -1,7 +1,8 @@
 """Clients of Redis by its address: of one server, or of whichever the Sentinels say is the primary now.
 
-Behind Sentinels every new connection asks them first. A primary that was demoted refuses writes; its connections are
-then made anew, to the one that was promoted.
+Behind Sentinels every new connection asks them first, also one that a broken one is replaced by while it sends: by
+itself the client library would send again to the server that was there before, which may hang and not refuse. A primary
+that was demoted refuses writes; its connections are then made anew, to the one that was promoted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def sync_client(url: str, **options: Any) -> redis.Redis:
         return redis.Redis.from_url(url, **options)
     asked = {**address.sentinel_options, "retry": Retry(NoBackoff(), 0)}
     manager = sentinel.Sentinel(address.hosts, sentinel_kwargs=asked)
-    pool = _Pool(address.master, manager, **_connections(address, options))  # type: ignore[no-untyped-call]
+    kind = _Connection if address.tls is None else _TLSConnection
+    said = _connections(address, options)
+    pool = _Pool(address.master, manager, connection_class=kind, **said)  # type: ignore[no-untyped-call]
     return redis.Redis.from_pool(pool)
 
 
@@ -44,13 +47,36 @@ def async_client(url: str, *, max_connections: int, timeout: float, **options: A
         return redis.asyncio.Redis.from_pool(redis.asyncio.BlockingConnectionPool.from_url(url, **limits, **options))
     asked = {**address.sentinel_options, "retry": AsyncRetry(NoBackoff(), 0)}
     manager = asyncio_sentinel.Sentinel(address.hosts, sentinel_kwargs=asked)
-    pool = _AsyncPool(address.master, manager, **limits, **_connections(address, options))  # type: ignore[no-untyped-call]
+    kind = _AsyncConnection if address.tls is None else _AsyncTLSConnection
+    said = {**limits, **_connections(address, options)}
+    pool = _AsyncPool(address.master, manager, connection_class=kind, **said)  # type: ignore[no-untyped-call]
     return redis.asyncio.Redis.from_pool(pool)
 
 
 def _connections(address: Sentinels, options: dict[str, Any]) -> dict[str, Any]:
-    tls = {} if address.tls is None else {"ssl": True, **address.tls}
-    return {**options, **address.login, "db": address.db, **tls}
+    return {**options, **address.login, "db": address.db, **(address.tls or {})}
+
+
+class _Connection(sentinel.SentinelManagedConnection):
+    def send_packed_command(self, command: Any, check_health: bool = True) -> Any:
+        if not self.is_connected:
+            self.connect()  # type: ignore[no-untyped-call]
+        return super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
+
+
+class _TLSConnection(_Connection, sentinel.SentinelManagedSSLConnection):
+    pass
+
+
+class _AsyncConnection(asyncio_sentinel.SentinelManagedConnection):
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if not self.is_connected:
+            await self.connect()  # type: ignore[no-untyped-call]
+        await super().send_packed_command(command, check_health)
+
+
+class _AsyncTLSConnection(_AsyncConnection, asyncio_sentinel.SentinelManagedSSLConnection):
+    pass
 
 
 class _Pool(sentinel.SentinelConnectionPool):

@@ -135,8 +135,6 @@ class ScriptLine:
 
     async def _exchange(self, connection: AbstractConnection, command: list[bytes], calls: list[_Waiting]) -> None:
         open_calls = [call for call in calls if not call.answer.done()]
-        # Only this asks the Sentinels, where there are some; sending would go to the server that was there before.
-        await connection.connect()
         packed = [_packed([*command, *call.arguments]) for call in open_calls]
         if self._replicas:
             packed.append(_packed([b"WAIT", b"%d" % self._replicas, b"%d" % REPLICAS_WAIT_MS]))

@@ -94,6 +94,18 @@ class Group:
         living = [port for port, process in zip(self.ports, self._sentinels, strict=True) if process.poll() is None]
         wait_until(lambda: all(self._named_by(port) == self.replica.port for port in living), PATIENCE_S)
 
+    def hang_primary(self) -> None:
+        """It keeps its connections and answers nobody; returns when the replica has taken over."""
+        assert self.primary.pid is not None
+        os.kill(self.primary.pid, signal.SIGSTOP)
+        self.wait_promoted()
+
+    def wake_primary(self) -> None:
+        """Returns when the Sentinels have made it a replica of its successor."""
+        assert self.primary.pid is not None
+        os.kill(self.primary.pid, signal.SIGCONT)
+        wait_until(lambda: self._role(self.primary) == "slave", PATIENCE_S)
+
     def cut_replica_off(self) -> None:
         """The replica gets nothing from now on. Returns when the primary knows of none."""
         assert self.replica.pid is not None
@@ -122,6 +134,13 @@ class Group:
     def info(self, server: EmbeddedRedis, section: str) -> dict[str, str]:
         with self.connected(server) as client:
             return dict(client.info(section))
+
+    def _role(self, server: EmbeddedRedis) -> str | None:
+        """None: it let go of who asked, as one does that becomes a replica."""
+        try:
+            return self.info(server, "replication")["role"]
+        except redis.ConnectionError:
+            return None
 
     def _named_by(self, port: int) -> int:
         with redis.Redis(port=port, socket_timeout=5) as client:

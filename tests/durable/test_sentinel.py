@@ -104,6 +104,35 @@ def submit_until_taken(stack: LocalStack, gates: Gates) -> None:
     assert all("Sentinels at" in text or "does not answer" in text or "submit it again" in text for text in told), told
 
 
+def test_a_primary_that_hangs_is_left_though_it_keeps_its_connections(
+    tmp_path: Path, group: Group, gates: Gates
+) -> None:
+    """One of the Sentinels, the first that everybody asks, is dead too."""
+    with LocalStack(
+        tmp_path, scenario=str(write_scenario(tmp_path)), redis_url=group.url, nodes={"node0": NODE},
+        sections={"gateway": {"lease_s": 60}},
+    ) as stack:  # fmt: skip
+        stack.client.submit(gates.task("hangs", 3))
+        gates.wait_started(*ids("hangs", 3))
+        wait_until(lambda: calls_recorded(stack) == 3, PATIENCE_S)
+        group.wait_replicated()
+        group.stop_sentinel(0)
+        group.hang_primary()
+        gates.open("hangs.0", "hangs.1")
+        wait_until(lambda: wait_for_answer(lambda: stack.client.record("hangs").counts.completed) == 2, PATIENCE_S)
+        group.wake_primary()
+        gates.open("hangs.2")
+        result = stack.client.wait("hangs", PATIENCE_S)
+        assert [r.outcome.state for r in result.results] == [S.COMPLETED] * 3
+        assert [r.trajectory and r.trajectory.fidelity.calls for r in result.results] == [1] * 3
+        stack.client.submit(gates.task("after", 8))
+        gates.wait_started(*ids("after", 8))
+        gates.open(*ids("after", 8))
+        assert stack.client.wait("after", PATIENCE_S).counts.completed == 8
+        assert set(gates.starts().values()) == {1}
+        assert stack.workers["node0"].exit_code is None
+
+
 def test_what_a_failover_loses_is_run_again_and_nothing_of_it_counts(
     tmp_path: Path, group: Group, gates: Gates
 ) -> None:
