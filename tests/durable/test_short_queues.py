@@ -13,9 +13,11 @@ from polarq.client import Client
 from polarq.client.routing import ahead
 from polarq.contracts.node import NodeRecord, StageMetrics
 from polarq.ledger import Keys
+from polarq.ledger.admission import Place
 from polarq.ledger.control import run_state
 from polarq.testing.stack import LocalStack
 from polarq.topology.models import Node
+from polarq_worker.work import WorkSeeker
 from tests.durable.gates import PATIENCE_S, Gates, ids
 from tests.durable.test_doorbells import Fleet, waited
 from tests.http.rig import a_task, settings_for, topology_for
@@ -99,6 +101,28 @@ async def test_the_reaper_rings_what_no_node_sees_behind_others_in_line(fleet: F
     waited(fleet, "free.0")
     await fleet.turn()
     assert fleet.queue("node0") == ["free.0"]
+
+
+async def test_a_node_leaves_to_another_what_that_one_is_about_to_take_and_takes_it_if_it_does_not(
+    fleet: Fleet,
+) -> None:
+    fleet.announce("node0", "node1", places=4)
+    fleet.submit("t", 8, ring=True)
+    assert (len(fleet.queue("node0")), len(fleet.queue("node1"))) == (4, 4)
+    place = Place("node0", {}, "tiny", ["local"], True, {})
+    seeker = WorkSeeker(
+        fleet.ledger, fleet.client, fleet.topology, fleet.settings, place, capacity=lambda: 4, in_flight=lambda: 0
+    )
+    redis: Any = fleet.sync.redis
+    redis.delete(*fleet.calls.keys.queue_lists("node0"))
+    assert await seeker.seek() == 4, "what nobody else has a doorbell for"
+    assert await seeker.seek() == 0
+    # A while later they wait still.
+    for rollout_id in redis.zrange(fleet.calls.keys.waiting, 0, -1):
+        redis.zincrby(fleet.calls.keys.waiting, -10_000, rollout_id)
+    redis.delete(*fleet.calls.keys.queue_lists("node0"))
+    assert await seeker.seek() == 4 + ahead(4)
+    await seeker.aclose()
 
 
 @pytest.fixture
