@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from importlib.metadata import version
 from typing import Any
 
 from pydantic import ValidationError
 
-import polarq
 from polarq.contracts.base import problems_of
 from polarq.contracts.rollout import EarlyStop, Loss, RolloutState, RolloutSummary, TaskCounts, TaskState
 from polarq.contracts.task import Task, split_rollout_id
@@ -188,8 +188,7 @@ class Unreadable(PolarqError):
 
     def __init__(self, task_id: str, cause: Exception) -> None:
         why = problems_of(cause) if isinstance(cause, ValidationError) else [f"{type(cause).__name__}: {cause}"]
-        version = polarq.__version__
-        super().__init__(f"task '{task_id}' cannot be read by this polarq ({version}): {'; '.join(why)}")
+        super().__init__(f"task '{task_id}' cannot be read by this polarq ({version('polarq')}): {'; '.join(why)}")
 
 
 class UnreadableClaim(Unreadable):

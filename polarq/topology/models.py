@@ -392,8 +392,8 @@ class GatewaySection(Contract):
     max_attempts: int = Field(
         3,
         ge=1,
-        description="Losses of its worker by the same crash that are held against a rollout until it fails. One that had "
-        "company counts for a part; four times as many losses of whatever kind fail it too.",
+        description="Losses of its worker by the same crash that are held against a rollout until it fails. One that "
+        "had company counts for a part; four times as many losses of whatever kind fail it too.",
     )
     drain_grace_s: float = Field(
         600.0,

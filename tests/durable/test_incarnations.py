@@ -1,4 +1,4 @@
-"""Several workers of one node id, one after another: what the dead left is taken back at once, the living are let be."""
+"""Workers of one node id, one after another: what the dead left is taken back at once, the living are let be."""
 
 from __future__ import annotations
 
