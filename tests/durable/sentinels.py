@@ -7,27 +7,41 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from polarq.errors import LedgerUnavailable, NotQueued, TaskNotFound
 from polarq.testing.redis import EmbeddedRedis, find_server
 from polarq.testing.stack import free_port
 from tests.durable.gates import PATIENCE_S
+from tests.durable.tls import Certificate, either_front
 from tests.worker.conftest import wait_until
+
+T = TypeVar("T")
 
 MASTER = "polarq-test"
 
 
 class Group:
     """One primary, one replica, and `sentinels` Sentinels that promote the replica once the primary is silent for a
-    second."""
+    second. With a certificate clients reach all of them by TLS."""
 
-    def __init__(self, *, sentinels: int = 3, password: str | None = None, config: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        sentinels: int = 3,
+        password: str | None = None,
+        config: tuple[str, ...] = (),
+        certificate: Certificate | None = None,
+    ) -> None:
         login = (f'masterauth "{password}"',) if password else ()
         # A replica that has just come has its copy at once, without a wait for others.
         config = (*config, *login, "repl-diskless-sync-delay 0")
@@ -37,15 +51,22 @@ class Group:
         self.password = password
         self._wanted = sentinels
         self.ports: list[int] = []
+        self._certificate = certificate
+        self._reached: dict[int, int] = {}
+        """By a server's own port the one where others reach it."""
+        self._fronts = ExitStack()
         self._sentinels: list[subprocess.Popen[bytes]] = []
         self._folder = Path(tempfile.mkdtemp(prefix="polarq-sentinels-"))
 
     def __enter__(self) -> Self:
         try:
             self.primary.start()
+            self._open_front(self.primary.port)
+            port = free_port()
             follow = f"replicaof 127.0.0.1 {self.primary.port}"
+            announce = f"replica-announce-port {self._open_front(port)}"
             self.replica = EmbeddedRedis(
-                appendonly=True, password=self.password, config=(*self._replica_config, follow)
+                port=port, appendonly=True, password=self.password, config=(*self._replica_config, follow, announce)
             ).start()
             wait_until(lambda: self.info(self.replica, "replication")["master_link_status"] == "up", PATIENCE_S)
             for number in range(self._wanted):
@@ -65,13 +86,23 @@ class Group:
             sentinel.wait()
         self.primary.stop()
         self.replica.stop()
+        self._fronts.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def url(self) -> str:
         login = f":{self.password}@" if self.password else ""
-        hosts = ",".join(f"127.0.0.1:{port}" for port in self.ports)
-        return f"sentinel://{login}{hosts}/0?master={MASTER}"
+        hosts = ",".join(f"127.0.0.1:{self._reached[port]}" for port in self.ports)
+        if self._certificate is None:
+            return f"sentinel://{login}{hosts}/0?master={MASTER}"
+        return f"sentinels://{login}{hosts}/0?master={MASTER}&ssl_ca_certs={self._certificate.cert}"
+
+    def _open_front(self, port: int) -> int:
+        front = port
+        if self._certificate is not None:
+            front = self._fronts.enter_context(either_front(self._certificate, port))
+        self._reached[port] = front
+        return front
 
     # --- what happens to it
 
@@ -92,7 +123,7 @@ class Group:
     def wait_promoted(self) -> None:
         wait_until(lambda: self.info(self.replica, "replication")["role"] == "master", PATIENCE_S)
         living = [port for port, process in zip(self.ports, self._sentinels, strict=True) if process.poll() is None]
-        wait_until(lambda: all(self._named_by(port) == self.replica.port for port in living), PATIENCE_S)
+        wait_until(lambda: all(self._named_by(port) == self._reached[self.replica.port] for port in living), PATIENCE_S)
 
     def hang_primary(self) -> None:
         """It keeps its connections and answers nobody; returns when the replica has taken over."""
@@ -163,7 +194,7 @@ class Group:
             "bind 127.0.0.1",
             f"port {port}",
             f"dir {self._folder}",
-            f"sentinel monitor {MASTER} 127.0.0.1 {self.primary.port} {self._wanted // 2 + 1}",
+            f"sentinel monitor {MASTER} 127.0.0.1 {self._reached[self.primary.port]} {self._wanted // 2 + 1}",
             f"sentinel down-after-milliseconds {MASTER} 1000",
             f"sentinel failover-timeout {MASTER} 2000",
             *login,
@@ -174,6 +205,7 @@ class Group:
             command = [str(find_server()[0].path), str(path), "--sentinel"]
             self._sentinels.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
         self.ports.append(port)
+        self._open_front(port)
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -183,3 +215,14 @@ class Group:
             except redis.ConnectionError:
                 assert time.monotonic() < deadline, path.with_suffix(".log").read_text()
                 time.sleep(0.02)
+
+
+def wait_for_answer(ask_ledger: Callable[[], T]) -> T | None:
+    """What comes once the ledger answers; None: that there is no such task."""
+    while True:
+        try:
+            return ask_ledger()
+        except TaskNotFound:
+            return None
+        except (LedgerUnavailable, NotQueued):
+            threading.Event().wait(0.1)

@@ -14,8 +14,10 @@ from polarq.settings import Settings
 from polarq.testing.redis import EmbeddedRedis
 from polarq.testing.stack import LocalStack
 from polarq.topology import Topology, broker_url, redis_url
+from tests.durable.gates import PATIENCE_S
+from tests.durable.sentinels import Group, wait_for_answer
 from tests.durable.tls import Certificate, tls_front
-from tests.worker.conftest import ask, shell_task, write_scenario
+from tests.worker.conftest import ask, shell_task, wait_until, write_scenario
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,24 @@ def test_a_task_runs_with_every_part_over_tls(
         stack.client.submit(shell_task("safe", ask(2), num_samples=2))
         assert [r.outcome.state for r in stack.client.results(["safe"])] == [RolloutState.COMPLETED] * 2
         assert stack.client.app.AsyncResult("safe").get(timeout=60, disable_sync_subtasks=False)
+
+
+def test_sentinels_and_the_servers_they_name_are_reached_over_tls(certificate: Certificate, tmp_path: Path) -> None:
+    with (
+        Group(sentinels=1, password="secret", certificate=certificate) as group,
+        LocalStack(tmp_path, scenario=str(write_scenario(tmp_path)), redis_url=group.url) as stack,
+    ):
+        for task_id in ("before", "after"):
+            stack.client.submit(shell_task(task_id, ask(1)))
+            assert [r.outcome.state for r in stack.client.results([task_id])] == [RolloutState.COMPLETED]
+            if task_id == "before":
+                group.wait_replicated()
+                group.kill_primary()
+                wait_until(lambda: wait_for_answer(lambda: stack.client.nodes()[0].alive) is True, PATIENCE_S)
+        another = Certificate.made(tmp_path, "another")
+        url = group.url.replace(str(certificate.cert), str(another.cert))
+        with Ledger(url, calls_for(stack.topology)) as ledger, pytest.raises(LedgerUnavailable, match="Sentinels"):
+            ledger.do(ledger.calls.last_event_id())
 
 
 def test_a_server_with_another_certificate_is_not_believed(port: int, certificate: Certificate, tmp_path: Path) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from polarq.contracts import RolloutState
 from polarq.contracts.rollout import RolloutResult
-from polarq.errors import LedgerUnavailable, NotQueued, TaskNotFound
+from polarq.errors import LedgerUnavailable, NotQueued
 from polarq.ledger import AsyncLedger, Call, Calls, Ledger
 from polarq.ledger.keys import Keys
 from polarq.store.payloads import get_payload
@@ -20,12 +20,11 @@ from polarq_worker.commit import Finished, commit
 from polarq_worker.patience import Patience
 from tests.durable.gates import PATIENCE_S, Gates, ids, wait_for_log
 from tests.durable.hand import Hand
-from tests.durable.sentinels import Group
+from tests.durable.sentinels import Group, wait_for_answer
 from tests.http.rig import a_result
 from tests.worker.conftest import ask, wait_until, write_scenario
 
 S = RolloutState
-T = TypeVar("T")
 NODE = {"max_init_workers": 8, "max_run_workers": 8, "max_postrun_workers": 8}
 
 
@@ -182,17 +181,6 @@ def test_what_a_failover_loses_is_run_again_and_nothing_of_it_counts(
         assert {starts[i] for i in (*ids("late", 3), "held.0", "new.0")} == {2}
         assert starts["held.1"] == 1
         assert stack.workers["node0"].exit_code is None
-
-
-def wait_for_answer(ask_ledger: Callable[[], T]) -> T | None:
-    """What comes once the ledger answers; None: that there is no such task."""
-    while True:
-        try:
-            return ask_ledger()
-        except TaskNotFound:
-            return None
-        except (LedgerUnavailable, NotQueued):
-            threading.Event().wait(0.1)
 
 
 def test_an_attempt_whose_record_a_failover_lost_is_run_again(tmp_path: Path, group: Group, gates: Gates) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -89,3 +91,43 @@ async def _closed() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def either_front(certificate: Certificate, port: int) -> Iterator[int]:
+    """A port that leads to a server by TLS or without, as the client begins: clients speak TLS, and servers that were
+    built without it can still reach each other there."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate.cert, certificate.key)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    threading.Thread(target=_lead, args=(listener.accept()[0], context, port), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def _lead(client: socket.socket, context: ssl.SSLContext, port: int) -> None:
+    with suppress(OSError), client, socket.create_connection(("127.0.0.1", port)) as server:
+        if client.recv(1, socket.MSG_PEEK) != _HANDSHAKE:
+            _pass_on(client, server)
+            return
+        with context.wrap_socket(client, server_side=True) as talking:
+            _pass_on(talking, server)
+
+
+def _pass_on(one: socket.socket, other: socket.socket) -> None:
+    while True:
+        unread = isinstance(one, ssl.SSLSocket) and one.pending()
+        for ready in [one] if unread else select.select([one, other], [], [])[0]:
+            data = ready.recv(65536)
+            if not data:
+                return
+            (other if ready is one else one).sendall(data)
+
+
+_HANDSHAKE = b"\x16"
