@@ -513,7 +513,10 @@ class Topology(Contract):
     security: SecuritySection = Field(SecuritySection(), description="What tasks may do.")
     retention: RetentionSection = Field(RetentionSection(), description="What is kept.")
     budgets: BudgetsSection = Field(BudgetsSection(), description="Limits on tasks.")
-    limits: LimitsSection = Field(LimitsSection(), description="Back-pressure and fair shares.")
+    limits: LimitsSection = Field(
+        LimitsSection(),
+        description="Back-pressure and fair shares; workers publish them, and they hold for every client (polarq limits).",
+    )
 
     def node(self, node_id: str) -> Node | None:
         return next((node for node in self.gateway.nodes if node.id == node_id), None)
