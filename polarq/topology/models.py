@@ -515,7 +515,8 @@ class Topology(Contract):
     budgets: BudgetsSection = Field(BudgetsSection(), description="Limits on tasks.")
     limits: LimitsSection = Field(
         LimitsSection(),
-        description="Back-pressure and fair shares; workers publish them, and they hold for every client (polarq limits).",
+        description="Back-pressure and fair shares; workers publish them, and they hold for every client "
+        "(polarq limits).",
     )
 
     def node(self, node_id: str) -> Node | None:
