@@ -83,26 +83,31 @@ class WorkSeeker:
         Raises `LedgerUnavailable`, `NotQueued`.
         """
         calls, node_id, capacity = self.ledger.calls, self.place.node_id, self.capacity()
+        self.again_s = None
         if capacity <= 0:
             return 0
         free, more = max(0, capacity - self.in_flight()), ahead(capacity)
+        waiting, lately = await self.ledger.do(how_many_wait(calls.keys, _HEARD_WITHIN_S))
+        if not waiting:
+            return 0
         heard = (await self._broker.do(queue_depths(calls, [node_id])))[node_id]
-        if heard >= free + more // 2:
+        if heard >= min(free + more // 2, waiting):
             # Enough for a while: many rings at once cost less than one at a time.
             return 0
         # What stands first in line is what the messages in the queue will be answered with.
-        found = (await self._look(min(free + more, heard + _MOST_AT_ONCE)))[heard:]
+        found = (await self._look(min(free + more, heard + _MOST_AT_ONCE), waiting))[heard:]
         if found:
-            found = found[: max(0, await self._unheard() - heard)]
+            unheard = waiting - heard - min(await self._coming_to_others(), lately)
+            found = found[: max(0, unheard)]
         if found:
             log.debug("node %s has %d free places and rings for %d waiting rollouts", node_id, free, len(found))
             await asyncio.to_thread(self.client.ring_node, node_id, found)
         return len(found)
 
-    async def _unheard(self) -> int:
-        """How many of those that wait no other node is about to take. It is, when it has a doorbell in its queue and a
-        place for it; but not for long: what still waits after a while is anybody's."""
-        calls, now = self.ledger.calls, time.monotonic()
+    async def _coming_to_others(self) -> int:
+        """How many rollouts other nodes are about to take: they have doorbells in their queues, and places for them.
+        What still waits after a while is anybody's."""
+        now = time.monotonic()
         if now >= self._others_until:
             others = fleet_of(await self.ledger.nodes(), self._topology)
             self._others_until = now + _FLEET_FOR_S
@@ -111,17 +116,14 @@ class WorkSeeker:
                 for other in others
                 if other.node_id != self.place.node_id and other.idle_because is None
             }
-        waiting, lately = await self.ledger.do(how_many_wait(calls.keys, _HEARD_WITHIN_S))
-        depths = await self._broker.do(queue_depths(calls, list(self._others)))
-        coming = sum(min(depths[node_id], max(0, free)) for node_id, free in self._others.items())
-        return waiting - min(coming, lately)
+        depths = await self._broker.do(queue_depths(self.ledger.calls, list(self._others)))
+        return sum(min(depths[node_id], max(0, free)) for node_id, free in self._others.items())
 
-    async def _look(self, most: int) -> list[str]:
+    async def _look(self, most: int, waiting: int) -> list[str]:
         """What the node would take; where little is in sight, also behind what it cannot run, now and then."""
         calls = self.ledger.calls
-        self.again_s = None
         found = await self.ledger.do(calls.look(self.place, most))
-        if len(found) == most or (await self.ledger.do(how_many_wait(calls.keys, _HEARD_WITHIN_S)))[0] <= len(found):
+        if len(found) >= min(most, waiting):
             return found
         began = time.monotonic()
         if began < self._look_deep_at:
