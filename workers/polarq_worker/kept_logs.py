@@ -15,6 +15,12 @@ def keep_logs(source: Path, target: Path) -> None:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore_dangling_symlinks=True)
-    rollouts = sorted(target.parent.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
-    for old in rollouts[:-KEPT_LOGS]:
+    for old in sorted(target.parent.parent.iterdir(), key=_written_at)[:-KEPT_LOGS]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _written_at(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:  # forgotten just now, for another rollout that has ended
+        return 0.0
