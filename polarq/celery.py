@@ -12,7 +12,8 @@ import click
 from celery import Celery
 
 from polarq.client.deployment import RUN_ROLLOUT, SUBMIT_QUEUE, SUBMIT_ROLLOUT
-from polarq.errors import InvalidTopology
+from polarq.errors import InvalidTopology, LedgerUnavailable
+from polarq.ledger.connection import unavailable
 from polarq.ledger.keys import PRIORITY_STEPS, Keys
 from polarq.settings import Settings
 from polarq.topology import Topology, broker_url, load_topology, redis_url
@@ -95,7 +96,10 @@ def celery_settings(topology: Topology | None = None, settings: Settings | None 
 def _reached(url: str) -> tuple[str, dict[str, Any]]:
     """A Redis as Celery is told of it: the address, and transport options that say what it cannot hold (`tls` is none
     of them)."""
-    address = Sentinels.parse(url)
+    try:
+        address = Sentinels.parse(url)
+    except ValueError as exc:
+        raise unavailable(exc, url) from None
     if address is None:
         return url, {}
     options: dict[str, Any] = {"master_name": address.master, "sentinel_kwargs": address.sentinel_options}
@@ -103,12 +107,13 @@ def _reached(url: str) -> tuple[str, dict[str, Any]]:
 
 
 class PolarqApp(Celery):
-    """Celery, except for two things: an unusable topology is one line on the command line, and tasks stay private."""
+    """Celery, except for two things: an unusable topology or address is one line on the command line, and tasks stay
+    private."""
 
     def _load_config(self) -> Any:
         try:
             return super()._load_config()  # type: ignore[misc]
-        except InvalidTopology as exc:
+        except (InvalidTopology, LedgerUnavailable) as exc:
             if click.get_current_context(silent=True) is None:
                 raise
             raise _Refused(f"polarq worker: {exc}") from None

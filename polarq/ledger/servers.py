@@ -22,6 +22,9 @@ from polarq.topology.redis_address import Sentinels
 REPLICAS_WAIT_MS = 2000
 """How long one try waits for replicas."""
 
+_NONE = "no Sentinel names a primary of '{}' that answers"
+"""In one line; the client library lists its Sentinels with all of their settings."""
+
 
 def sync_client(url: str, **options: Any) -> redis.Redis:
     """A client for threads; `options` are those of its connections. Raises ValueError for what is no address."""
@@ -29,7 +32,7 @@ def sync_client(url: str, **options: Any) -> redis.Redis:
     if address is None:
         return redis.Redis.from_url(url, **options)
     asked = {**address.sentinel_options, "retry": Retry(NoBackoff(), 0)}
-    manager = sentinel.Sentinel(address.hosts, sentinel_kwargs=asked)
+    manager = _Sentinels(address.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
     kind = _Connection if address.tls is None else _TLSConnection
     said = _connections(address, options)
     pool = _Pool(address.master, manager, connection_class=kind, **said)  # type: ignore[no-untyped-call]
@@ -46,7 +49,7 @@ def async_client(url: str, *, max_connections: int, timeout: float, **options: A
     if address is None:
         return redis.asyncio.Redis.from_pool(redis.asyncio.BlockingConnectionPool.from_url(url, **limits, **options))
     asked = {**address.sentinel_options, "retry": AsyncRetry(NoBackoff(), 0)}
-    manager = asyncio_sentinel.Sentinel(address.hosts, sentinel_kwargs=asked)
+    manager = _AsyncSentinels(address.hosts, sentinel_kwargs=asked)  # type: ignore[no-untyped-call]
     kind = _AsyncConnection if address.tls is None else _AsyncTLSConnection
     said = {**limits, **_connections(address, options)}
     pool = _AsyncPool(address.master, manager, connection_class=kind, **said)  # type: ignore[no-untyped-call]
@@ -55,6 +58,22 @@ def async_client(url: str, *, max_connections: int, timeout: float, **options: A
 
 def _connections(address: Sentinels, options: dict[str, Any]) -> dict[str, Any]:
     return {**options, **address.login, "db": address.db, **(address.tls or {})}
+
+
+class _Sentinels(sentinel.Sentinel):
+    def discover_master(self, service_name: str) -> Any:
+        try:
+            return super().discover_master(service_name)  # type: ignore[no-untyped-call]
+        except sentinel.MasterNotFoundError:
+            raise sentinel.MasterNotFoundError(_NONE.format(service_name)) from None
+
+
+class _AsyncSentinels(asyncio_sentinel.Sentinel):
+    async def discover_master(self, service_name: str) -> Any:
+        try:
+            return await super().discover_master(service_name)
+        except asyncio_sentinel.MasterNotFoundError:
+            raise asyncio_sentinel.MasterNotFoundError(_NONE.format(service_name)) from None
 
 
 class _Connection(sentinel.SentinelManagedConnection):

@@ -19,6 +19,7 @@ from polarq.contracts.completion import SideKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import InvalidTopology
 from polarq.topology.addresses import one_machine, overlap, unix_path
+from polarq.topology.redis_address import Sentinels
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 NodeId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
@@ -85,6 +86,13 @@ class RedisSection(Contract):
         description="Memory that each Redis may use: bytes, or up to 1 a share of its maxmemory; blank: all of it. "
         "At 80 % of it there is a warning, at 95 % new tasks are refused; results are still taken.",
     )
+
+    @field_validator("url", "broker_url", "payload_url")
+    @classmethod
+    def _readable(cls, value: str | None) -> str | None:
+        if value is not None:
+            Sentinels.parse(value)
+        return value
 
 
 class RolloutSection(Contract):

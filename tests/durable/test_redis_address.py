@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import redis
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from polarq.celery import celery_settings
-from polarq.errors import LedgerUnavailable
+from polarq.errors import InvalidTopology, LedgerUnavailable
 from polarq.ledger import Ledger, calls_for, without_password
+from polarq.ledger.servers import async_client, sync_client
 from polarq.settings import Settings
-from polarq.topology import Topology
+from polarq.topology import Topology, load_topology
 from polarq.topology.redis_address import Sentinels
 
 
@@ -74,3 +81,25 @@ def test_sentinels_that_are_not_there_or_know_no_such_primary_are_one_line(redis
     for url in ("sentinel://127.0.0.1:1/0", redis_url.replace("redis://", "sentinel://").partition("/0")[0] + "/0"):
         with Ledger(url, calls_for(Topology())) as ledger, pytest.raises(LedgerUnavailable, match=r"Sentinels|refused"):
             ledger.do(ledger.calls.last_event_id())
+
+
+def test_a_sentinel_address_that_cannot_be_read_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "topology.yaml"
+    path.write_text("redis:\n  prefix: x\n  broker_url: sentinel://h/0?service=m\n")
+    with pytest.raises(InvalidTopology, match=r"line 3.*redis\.broker_url.*'service' is no option"):
+        load_topology(path)
+    settings = Settings.from_env({"POLARQ_REDIS_URL": "sentinel://h/zero"})
+    with pytest.raises(LedgerUnavailable, match="'zero' is no number of a database"):
+        celery_settings(Topology(), settings)
+
+
+async def test_that_no_sentinel_knows_a_primary_is_said_in_a_few_words() -> None:
+    url = "sentinel://:secret@127.0.0.1:1,127.0.0.1:2/0?master=m"
+    client = async_client(url, max_connections=1, timeout=1, retry=AsyncRetry(NoBackoff(), 0))
+    try:
+        with pytest.raises(redis.ConnectionError, match=r"^no Sentinel names a primary of 'm' that answers$"):
+            await client.ping()
+    finally:
+        await client.aclose()
+    with sync_client(url, retry=Retry(NoBackoff(), 0)) as sync, pytest.raises(redis.ConnectionError, match=r"^no Sent"):
+        sync.ping()
