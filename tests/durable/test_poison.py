@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -152,5 +154,8 @@ def test_a_worker_that_faults_tells_how_and_its_rollout_shows_it_to_the_end(tmp_
         gates.open("faulty.0")
         result = stack.client.wait("faulty", PATIENCE_S).results[0]
         assert result.outcome.state is S.COMPLETED
+        command = [sys.executable, "-m", "polarq.cli", "show", "faulty.0"]
+        shown = subprocess.run(command, env=stack.env, capture_output=True, text=True, check=True).stdout
+        assert f"lost: {result.losses[0].line}" in shown
         assert [(loss.how, loss.stage) for loss in result.losses] == [("Segmentation fault", S.RUNNING)]
         assert result.losses[0].line == ("attempt 1 on node0 while running: its worker was gone: Segmentation fault")
