@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from polarq.errors import PolarqError
 from polarq.testing.redis import EmbeddedRedis
 from polarq.testing.stack import LocalStack
 from tests.durable.chaos.receiver import SECRET
@@ -92,6 +93,14 @@ class Fleet:
 
     def worker_ended(self, node: str) -> bool:
         return self.stack.workers[node].exit_code is not None
+
+    def is_up(self, node: str) -> bool:
+        """Whether its worker, as it is now, has announced itself."""
+        try:
+            known = self.stack.client.ledger.nodes()
+        except PolarqError:
+            return False
+        return any(found.node_id == node and found.pid == self.stack.workers[node].pid for found in known)
 
     def kill_proxy(self, node: str) -> int:
         """How many processes were killed."""

@@ -191,7 +191,8 @@ class Trouble:
 
     def kill_proxy(self) -> None:
         node = self._a_node()
-        if node is not None and self.fleet.kill_proxy(node):
+        # A worker whose proxy is killed before it was ready says so and ends, as it should.
+        if node is not None and self.fleet.is_up(node) and self.fleet.kill_proxy(node):
             self._did("proxy killed", node)
 
     def cut_connections(self) -> None:
