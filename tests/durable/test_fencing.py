@@ -51,6 +51,7 @@ def services(ledger: AsyncLedger, home: Path) -> Services:
         patience=Patience(),
         spool=Spool(home / "spool", 60),
         state_dir=home,
+        proxy_there=lambda: asyncio.sleep(0),
         proxy_url=lambda: "http://127.0.0.1:9",
         tell=lambda _: None,
         ring=nothing,

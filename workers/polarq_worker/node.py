@@ -110,6 +110,7 @@ class NodeService:
                 spool=self.spool,
                 state_dir=self.state_dir,
                 proxy_url=lambda: self.node.proxy_url,
+                proxy_there=self._proxy_there,
                 ring=self._ring,
                 tell=self._tell,
             )
@@ -205,6 +206,11 @@ class NodeService:
             raise PolarqError(
                 f"the state folder {self.state_dir} cannot be used ({exc.strerror}); set POLARQ_STATE_DIR to another"
             ) from None
+
+    async def _proxy_there(self) -> None:
+        # One that somebody else runs is watched by whoever runs it.
+        if self.proxy is not None:
+            await self.proxy.listening.wait()
 
     def leaving(self) -> None:
         """The worker is stopping: nothing new is taken, and a cancelled job is given back. Safe from any thread."""

@@ -171,6 +171,7 @@ class Walk:
 
     async def _run(self, harness: Harness, runtime: Runtime) -> HarnessReport:
         budget = self.budgets.agent_s
+        await self._proxy(budget)
         secret = await self.access.open(budget)
         base_url = f"{self.services.proxy_url()}/s/{secret}"
         context = HarnessContext(
@@ -186,6 +187,15 @@ class Walk:
         )
         with self._timed("agent_s"), faults.of_run():
             return await run_harness(harness, runtime, context, timeout_s=budget)
+
+    async def _proxy(self, most_s: float) -> None:
+        """A harness that is started while the proxy is away would only find that nobody answers."""
+        try:
+            async with asyncio.timeout(most_s):
+                await self.services.proxy_there()
+        except TimeoutError:
+            text = f"the node's proxy was away and did not come back within {most_s:g} s"
+            raise failed(Boundary.NODE, "proxy_away", text) from None
 
     async def _build(self) -> Trajectory:
         budget = self.budgets.build_s
