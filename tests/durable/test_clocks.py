@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -193,33 +195,40 @@ def foreign_client(stack: LocalStack, zone: str) -> Celery:
     return foreign
 
 
-def only(stack: LocalStack, node: str) -> None:
-    """The other one takes nothing, not even what comes while it still waits for the server (a second at most)."""
-    for other in BOTH:
-        pause(stack, other, on=other != node)
-    over = server_time(stack) + timedelta(seconds=2)
-    wait_until(lambda: server_time(stack) > over, PATIENCE_S)
+@contextmanager
+def only(stack: LocalStack, node: str) -> Iterator[None]:
+    """The others hear nothing, not even what comes while they still wait for the server (a second at most)."""
+    others = [stack.workers[other] for other in BOTH if other != node]
+    for other in others:
+        other.signal(signal.SIGSTOP)
+    try:
+        over = server_time(stack) + timedelta(seconds=2)
+        wait_until(lambda: server_time(stack) > over, PATIENCE_S)
+        yield
+    finally:
+        for other in others:
+            other.signal(signal.SIGCONT)
 
 
 @pytest.mark.parametrize("node", BOTH)
 def test_an_eta_with_a_local_offset_is_the_senders_moment_whatever_the_worker_thinks_the_time_is(
     stack: LocalStack, clocks: dict[str, WrongClock], node: str
 ) -> None:
-    only(stack, node)
-    foreign = foreign_client(stack, "Asia/Kolkata")
-    eta = (datetime.now(UTC) + timedelta(seconds=8)).astimezone(ZoneInfo("Asia/Kolkata"))
-    task = shell_task(f"eta-{node}", ask(1))
-    pending = foreign.send_task("polarq.submit_rollout", [task], queue="polarq", eta=eta, expires=600.5)
-    control = make_app(stack.topology, stack.settings).control
+    with only(stack, node):
+        foreign = foreign_client(stack, "Asia/Kolkata")
+        eta = (datetime.now(UTC) + timedelta(seconds=8)).astimezone(ZoneInfo("Asia/Kolkata"))
+        task = shell_task(f"eta-{node}", ask(1))
+        pending = foreign.send_task("polarq.submit_rollout", [task], queue="polarq", eta=eta, expires=600.5)
+        control = make_app(stack.topology, stack.settings).control
 
-    def taken() -> bool:
-        answers = control.inspect(timeout=1.0).scheduled() or {}
-        return pending.id in str(answers) or pending.state == "SUCCESS"
+        def taken() -> bool:
+            answers = control.inspect(timeout=1.0).scheduled() or {}
+            return pending.id in str(answers) or pending.state == "SUCCESS"
 
-    wait_until(taken, PATIENCE_S)
-    # What waits in the worker is not moved by what becomes of its clock.
-    clocks[node].set(WRONG[node][0] + STEP_S)
-    assert pending.get(timeout=PATIENCE_S)["state"] == "completed"
+        wait_until(taken, PATIENCE_S)
+        # What waits in the worker is not moved by what becomes of its clock.
+        clocks[node].set(WRONG[node][0] + STEP_S)
+        assert pending.get(timeout=PATIENCE_S)["state"] == "completed"
     created = stack.client.record(f"eta-{node}").created_at
     assert created >= eta
     assert created - eta < timedelta(seconds=PATIENCE_S)
@@ -227,15 +236,17 @@ def test_an_eta_with_a_local_offset_is_the_senders_moment_whatever_the_worker_th
 
 @pytest.mark.parametrize("node", BOTH)
 def test_what_has_expired_does_not_start_and_what_has_not_does(stack: LocalStack, node: str) -> None:
-    only(stack, node)
-    foreign = foreign_client(stack, "America/St_Johns")
-    # A second ago: as if it had waited in the queue until then.
-    late = foreign.send_task("polarq.submit_rollout", [shell_task(f"late-{node}", ask(1))], queue="polarq", expires=-1)
-    good = foreign.send_task(
-        "polarq.submit_rollout", [shell_task(f"good-{node}", ask(1))], queue="polarq", expires=HOUR_S / 2
-    )
-    assert good.get(timeout=PATIENCE_S)["rewards"] == [1.0]
-    wait_until(lambda: str(late.state) == "REVOKED", PATIENCE_S)
+    with only(stack, node):
+        foreign = foreign_client(stack, "America/St_Johns")
+        # A second ago: as if it had waited in the queue until then.
+        late = foreign.send_task(
+            "polarq.submit_rollout", [shell_task(f"late-{node}", ask(1))], queue="polarq", expires=-1
+        )
+        good = foreign.send_task(
+            "polarq.submit_rollout", [shell_task(f"good-{node}", ask(1))], queue="polarq", expires=HOUR_S / 2
+        )
+        assert good.get(timeout=PATIENCE_S)["rewards"] == [1.0]
+        wait_until(lambda: str(late.state) == "REVOKED", PATIENCE_S)
     with pytest.raises(TaskNotFound):
         stack.client.record(f"late-{node}")
 

@@ -30,8 +30,7 @@ ONE_AT_A_TIME = {"max_init_workers": 1, "max_run_workers": 1, "max_postrun_worke
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     home = tmp_path_factory.mktemp("line")
-    nodes = {"node0": {**ONE_AT_A_TIME, "labels": {"line": "here"}}, "node1": {}}
-    with LocalStack(home, scenario=str(write_scenario(home)), nodes=nodes) as made:
+    with LocalStack(home, scenario=str(write_scenario(home)), nodes={"node0": ONE_AT_A_TIME}) as made:
         yield made
 
 
@@ -87,13 +86,9 @@ class Doors:
         return self.stack.client.ledger.calls.keys.task(task["task_id"])
 
 
-HERE = {"placement": {"labels": {"line": "here"}}}
-"""Only node0 may run it; node1 is there to take what foreign clients send while node0 is paused."""
-
-
 def task(gates: Gates, name: str, priority: int | None, **more: Any) -> dict[str, Any]:
-    chosen = {} if priority is None else {"dispatch_priority": priority}
-    return gates.task(name, **{**HERE, **chosen, **more})
+    chosen: dict[str, Any] = {} if priority is None else {"dispatch_priority": priority}
+    return gates.task(name, **chosen, **more)
 
 
 def order_of(gates: Gates) -> list[str]:
@@ -101,14 +96,21 @@ def order_of(gates: Gates) -> list[str]:
     return [rollout_id.removesuffix(".0") for rollout_id in gates.log.read_text().split()]
 
 
+def begun(stack: LocalStack, after: str) -> list[str]:
+    """Tasks as their rollouts were claimed."""
+    events = []
+    while page := stack.client.ledger.do(stack.client.ledger.calls.events(after)):
+        events += page
+        after = page[-1].event_id
+    return [event.data["task_id"] for event in events if event.data.get("status") == "preparing"]
+
+
 def hold_back(stack: LocalStack) -> None:
-    """Returns when node0 has heard that it takes nothing, and waits for no message any more."""
+    """Returns when the node has heard that it takes nothing."""
     ledger = stack.client.ledger
     after = ledger.do(ledger.calls.last_event_id())
     stack.client.pause_node("node0")
     wait_until(lambda: any(e.type == "node.paused" for e in ledger.do(ledger.calls.events(after))), PATIENCE_S)
-    seconds, _ = ledger.redis.time()
-    wait_until(lambda: ledger.redis.time()[0] > seconds + 2, PATIENCE_S)
 
 
 def test_whatever_the_door_higher_priorities_start_first_and_celerys_own_is_not_turned_around(
@@ -124,11 +126,13 @@ def test_whatever_the_door_higher_priorities_start_first_and_celerys_own_is_not_
         ways[n % 3](task(gates, name, priority))
         sent[priority or 0].append(name)
         gates.open(f"{name}.0")
+    after = stack.client.ledger.do(stack.client.ledger.calls.last_event_id())
     stack.client.resume_node("node0")
-    wait_until(lambda: len(order_of(gates)) == len(mixed), PATIENCE_S)
-    assert order_of(gates) == sent[100] + sent[50] + sent[0]
-    for name in order_of(gates):
-        assert stack.client.wait(name, PATIENCE_S).counts.completed == 1
+    for names in sent.values():
+        for name in names:
+            assert stack.client.wait(name, PATIENCE_S).counts.completed == 1
+    # The few that a node holds at once run side by side; which was given a place first is the ledger's.
+    assert begun(stack, after) == sent[100] + sent[50] + sent[0]
 
 
 def test_an_urgent_one_that_comes_late_is_next_and_stops_nothing(
