@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from polarq.client import Client
 from polarq.contracts.rollout import Boundary, RolloutState
-from polarq.ledger import Ledger
+from polarq.ledger import Keys, Ledger
 from polarq.ledger.records import Unreadable
 from polarq.testing.stack import LocalStack
 from tests.durable.gates import PATIENCE_S
+from tests.durable.hand import Hand, a_client
+from tests.http.rig import topology_for
 from tests.worker.conftest import ask, shell_task, wait_until, write_scenario
 
 
@@ -93,3 +96,19 @@ def no_ids_in_the_indexes(ledger: Ledger) -> None:
 )
 def test_a_damaged_record_holds_nobody_up(stack: LocalStack, damage: Callable[[Ledger], None]) -> None:
     before_others(stack, damage)
+
+
+@pytest.fixture
+def client(redis_url: str, keys: Keys) -> Iterator[Client]:
+    with a_client(redis_url, topology_for(keys)) as made:
+        yield made
+
+
+def test_a_damaged_record_costs_its_own_lease_and_not_all_of_a_worker(client: Client) -> None:
+    hand, ledger = Hand(client.ledger), client.ledger
+    hand.submit("damaged")
+    hand.submit("sound")
+    held = [(claim.rollout_id, claim.token) for claim in (hand.claim("damaged.0"), hand.claim("sound.0"))]
+    wrong_type_of_rollout(ledger)
+    assert ledger.do(ledger.calls.renew(held, 60)) == ["lost", "ok"]
+    assert ledger.redis.zrange(ledger.calls.keys.leases, 0, -1) == [b"sound.0"]
