@@ -438,7 +438,13 @@ def read_event(event_id: bytes, fields: Any) -> Event:
     values = read_hash(fields)
     at = moment(decode(event_id).split("-")[0])
     assert at is not None
-    data = json.loads(values.get("data", "{}"))
+    try:
+        data = json.loads(values.get("data", "{}"))
+    except ValueError:
+        data = None
+    if "type" not in values or not isinstance(data, dict):
+        # No polarq wrote it. Readers have to get past it, and see what it says.
+        return Event(event_id=decode(event_id), type="unknown", at=at, data={"fields": values})
     return Event(event_id=decode(event_id), type=values["type"], at=at, data=data)
 
 

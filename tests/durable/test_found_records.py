@@ -112,3 +112,23 @@ def test_a_damaged_record_costs_its_own_lease_and_not_all_of_a_worker(client: Cl
     wrong_type_of_rollout(ledger)
     assert ledger.do(ledger.calls.renew(held, 60)) == ["lost", "ok"]
     assert ledger.redis.zrange(ledger.calls.keys.leases, 0, -1) == [b"sound.0"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [("foo", "bar"), ("type", "task.updated", "data", "{not JSON"), ("type", "x", "data", "5")],
+)
+def test_an_event_that_no_polarq_wrote_holds_no_reader_up(client: Client, fields: tuple[str, ...]) -> None:
+    hand, ledger = Hand(client.ledger), client.ledger
+    before = ledger.do(ledger.calls.last_event_id())
+    strange = ("XADD", ledger.calls.keys.events, "*", *fields)
+    ledger.redis.execute_command(*strange)
+    hand.submit("read")
+    results = client.results("read", timeout_s=PATIENCE_S)
+    hand.end("read.0")
+    ledger.redis.execute_command(*strange)
+    assert [result.rollout_id for result in results] == ["read.0"]
+    assert client.wait("read", PATIENCE_S).counts.completed == 1
+    kinds = [event.type for event in client.follow("read", after=before)]
+    assert kinds[0] == "task.created"
+    assert kinds[-1] == "task.completed"
