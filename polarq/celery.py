@@ -13,8 +13,8 @@ from celery import Celery
 
 from polarq.client.deployment import RUN_ROLLOUT, SUBMIT_QUEUE, SUBMIT_ROLLOUT
 from polarq.errors import InvalidTopology, LedgerUnavailable
-from polarq.ledger.connection import unavailable
 from polarq.ledger.keys import PRIORITY_STEPS, Keys
+from polarq.ledger.refusal import unavailable
 from polarq.settings import Settings
 from polarq.topology import Topology, broker_url, load_topology, redis_url
 from polarq.topology.redis_address import Sentinels
