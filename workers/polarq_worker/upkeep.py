@@ -14,6 +14,7 @@ from polarq.client.steps import outcome_async
 from polarq.errors import ArchiveFailed, LedgerUnavailable
 from polarq.ledger import AsyncLedger, without_password
 from polarq.ledger.memory import MEMORY_ADVICE, MemoryLevel, memory_of, memory_use, tell_memory
+from polarq.ledger.records import Unreadable
 from polarq.ledger.retention import archive_turn, ending_soon, mark_archived, not_archived, server_ms
 from polarq.store.archive import Archive
 from polarq.topology import Topology
@@ -24,6 +25,8 @@ _AHEAD = 0.25
 """Share of a task's time in Redis that is left when it is archived: so long may the archive be away."""
 _LONGEST_AHEAD_S = 24 * 3600.0
 _TASKS_AT_ONCE = 20
+_MOST_REFUSALS = 3
+"""Tasks in a row that cannot be archived until it is left for now."""
 _TURN_S = 60.0
 _WARN_AGAIN_S = 3600.0
 _TOLD_S = 60.0
@@ -36,6 +39,8 @@ class Upkeep:
     def __init__(self, ledger: AsyncLedger, topology: Topology) -> None:
         self._ledger = ledger
         self._archive = Archive.of(topology)
+        self._refused: dict[str, float] = {}
+        """Tasks that could not be archived, by when that was last tried."""
         self._me = secrets.token_hex(8)
         self._level = MemoryLevel.OK
         self._warned_at = 0.0
@@ -77,13 +82,22 @@ class Upkeep:
         ledger, calls = self._ledger, self._ledger.calls
         left_s = min(calls.keep_s * _AHEAD, _LONGEST_AHEAD_S)
         due = await ledger.do(ending_soon(calls, await ledger.do(server_ms()), left_s))
-        for task_id in (await ledger.do(not_archived(calls, due)))[:_TASKS_AT_ONCE]:
+        left = await ledger.do(not_archived(calls, due))
+        # What was refused goes last: one task that cannot be written must not cost the others their place.
+        self._refused = {task_id: at for task_id, at in self._refused.items() if task_id in left}
+        refusals = 0
+        for task_id in sorted(left, key=lambda task_id: self._refused.get(task_id, 0.0))[:_TASKS_AT_ONCE]:
             if not await ledger.do(archive_turn(calls, self._me, _TURN_S)):
                 return
             try:
                 count = await outcome_async(ledger, archive_task(calls, self._archive, task_id))
-            except ArchiveFailed as exc:
+            except (ArchiveFailed, Unreadable) as exc:
                 log.error("task %s expires soon: %s", task_id, exc)
-                return
+                self._refused[task_id] = time.monotonic()
+                refusals += 1
+                if refusals == _MOST_REFUSALS:
+                    return  # it is the archive itself
+                continue
+            refusals = 0
             await ledger.do(mark_archived(calls, task_id))
             log.info("task %s expires soon: %d rollouts archived", task_id, count)
