@@ -129,12 +129,13 @@ async def deliver_callback(
     first: int = 1,
     resolve: Resolver = system_addresses,
     tls: ssl.SSLContext | None = None,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> Round:
     """One round: POSTs a task's result to its `callback_url`. A bad receiver never raises here.
 
     `first`: the number of the first try. `result_json` makes the body, once. `secret` None: the callback goes out
     without a signature. `own`: see `check_callback_url`. `record` is awaited after each try; while the ledger cannot
-    take it, the tries go on.
+    take it, the tries go on. `clock` says when something was sent: a receiver looks at a signature's age.
     """
     url = task.callback_url
     if url is None or first > policy.tries:
@@ -142,11 +143,12 @@ async def deliver_callback(
     made_id = delivery_id(task)
     problem = check_callback_url(url, allowed_hosts, own)
     if problem is not None:
-        await _record(record, task, made_id, first, _Try(Ending.FORBIDDEN_ADDRESS, f"callback_url {problem}"))
+        refused = _Try(Ending.FORBIDDEN_ADDRESS, f"callback_url {problem}")
+        await _record(record, task, made_id, first, refused, clock())
         return Round(False)
     target = Target.parse(url)
     body = await result_json()
-    headers = _headers(target, made_id, secret, body)
+    headers = _headers(target, made_id, secret, body, clock())
     addresses: list[str] = []
     for number in range(first, policy.tries + 1):
         made: _Try | None = None
@@ -154,7 +156,7 @@ async def deliver_callback(
             addresses, made = await _checked_addresses(target, resolve, policy.deadline_s)
         if made is None:
             made = await _send(target, addresses[(number - 1) % len(addresses)], headers, body, policy, tls)
-        await _record(record, task, made_id, number, made)
+        await _record(record, task, made_id, number, made, clock())
         if made.ending.final:
             return Round(made.ending is Ending.DELIVERED)
         wait_s = policy.wait_s(number, made.retry_after_s)
@@ -166,7 +168,12 @@ async def deliver_callback(
 
 
 async def _record(
-    record: Callable[[CallbackAttempt], Awaitable[None]], task: Task, made_id: str, number: int, made: _Try
+    record: Callable[[CallbackAttempt], Awaitable[None]],
+    task: Task,
+    made_id: str,
+    number: int,
+    made: _Try,
+    at: datetime,
 ) -> None:
     assert task.callback_url is not None
     level = logging.INFO if made.ending is Ending.DELIVERED else logging.WARNING
@@ -174,7 +181,7 @@ async def _record(
     attempt = CallbackAttempt(
         delivery_id=made_id,
         number=number,
-        at=datetime.now(UTC),
+        at=at,
         ending=made.ending,
         status=made.status,
         host=_shown_host(task.callback_url),
@@ -196,8 +203,8 @@ def _shown_host(url: str) -> str:
         return "?"
 
 
-def _headers(target: Target, made_id: str, secret: str | None, body: bytes) -> dict[str, str]:
-    timestamp = str(int(time.time()))
+def _headers(target: Target, made_id: str, secret: str | None, body: bytes, at: datetime) -> dict[str, str]:
+    timestamp = str(int(at.timestamp()))
     headers = {
         "Host": target.authority,
         "Content-Type": "application/json",

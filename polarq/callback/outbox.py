@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
 from polarq.callback.address import own_ports
@@ -24,6 +26,7 @@ from polarq.http.task_body import task_body
 from polarq.ledger import AsyncLedger, TaskRecord
 from polarq.ledger.calls import Call
 from polarq.ledger.keys import Keys
+from polarq.ledger.retention import server_ms
 from polarq.topology.models import Topology
 
 log = logging.getLogger(__name__)
@@ -106,6 +109,7 @@ async def _round(
             own=own_ports(topology, ledger.url),
             policy=policy,
             first=await ledger.do(last_number(keys, task_id)) + 1,
+            clock=await _server_clock(ledger),
         )
         made = await _while_held(ledger, task_id, owner, claim_s, delivery)
     finally:
@@ -115,6 +119,13 @@ async def _round(
             wait_s = 0.0 if made is None or made.wait_s is None else made.wait_s
             await ledger.do(_hold_claim(_RELEASE, keys, task_id, owner, wait_s))
     return None if made is None else made.delivered
+
+
+async def _server_clock(ledger: AsyncLedger) -> Callable[[], datetime]:
+    """The server's time from now on, whatever this host's clock says or is set to."""
+    at = datetime.fromtimestamp(await ledger.do(server_ms()) / 1000, UTC)
+    told = time.monotonic()
+    return lambda: at + timedelta(seconds=time.monotonic() - told)
 
 
 async def _while_held(

@@ -15,12 +15,13 @@ from zoneinfo import ZoneInfo
 import pytest
 from celery import Celery
 
+from polarq.callback.record import attempts
 from polarq.celery import make_app
 from polarq.contracts import RolloutState
 from polarq.contracts.rollout import TaskResult
 from polarq.errors import TaskNotFound
 from polarq.testing.redis import EmbeddedRedis
-from polarq.testing.stack import LocalStack
+from polarq.testing.stack import LocalStack, free_port
 from tests.durable.clocks import WrongClock
 from tests.durable.gates import PATIENCE_S
 from tests.durable.measured import durations_hold, events_of, noted, server_time, slow_task, times_in
@@ -181,6 +182,17 @@ def test_what_a_node_says_of_itself_is_by_the_servers_clock(stack: LocalStack) -
         assert node.last_seen_at is not None
         assert node.started_at is not None
         assert node.started_at < node.last_seen_at < server_time(stack)
+
+
+@pytest.mark.parametrize("node", BOTH)
+def test_when_a_callback_was_sent_is_by_the_servers_clock(stack: LocalStack, node: str) -> None:
+    ledger, before = stack.client.ledger, server_time(stack)
+    nobody = f"http://127.0.0.1:{free_port()}/"
+    pin = {"policy": "pinned", "node_id": node}
+    stack.client.submit(shell_task(f"told-{node}", ask(1), callback_url=nobody, placement=pin))
+    tries = attempts(ledger.calls.keys, f"told-{node}")
+    wait_until(lambda: bool(ledger.do(tries)), PATIENCE_S)
+    assert all(before < made.at < server_time(stack) for made in ledger.do(tries))
 
 
 # --- a client that knows Celery only
