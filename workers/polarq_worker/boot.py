@@ -84,10 +84,10 @@ class NodeStep(bootsteps.StartStopStep):
         pool.awaited = service.awaited
         worker.app.rollout_runner = service.run_job
         worker.app.task_finisher = service.telling.tell
-        worker.app.look_again = service.look_again
+        worker.app.look_again = service.looks.again
         worker.app.server_clock = service.presence.clock
         pool.on_give_back = service.leaving
-        pool.on_freed = service.freed
+        pool.on_freed = service.looks.freed
         service.presence.on_superseded = lambda: _leave(pool)
 
     def stop(self, worker: Any) -> None:

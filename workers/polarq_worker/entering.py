@@ -1,13 +1,16 @@
-"""A worker takes its node's place in the ledger: one worker at a time lives there."""
+"""A worker enters: it has a folder, a Redis that keeps what it is told, and its node's place in the ledger, where one
+worker at a time lives."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
-from polarq.errors import PolarqError
-from polarq.ledger import AsyncLedger
+from polarq.errors import LedgerUnavailable, PolarqError
+from polarq.ledger import AsyncLedger, without_password
 from polarq.ledger.incarnations import Holder, enter
+from polarq.ledger.server import server_facts
 from polarq_worker.incarnation import Others
 
 log = logging.getLogger("polarq.worker.node")
@@ -17,6 +20,28 @@ _LOOK_AGAIN_S = 0.1
 
 class PlaceTaken(PolarqError):
     """Another worker of this node lives."""
+
+
+def make_folders(state_dir: Path) -> None:
+    """Raises `PolarqError`."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        (state_dir / "logs").mkdir(exist_ok=True)
+        (state_dir / "rollouts").mkdir(mode=0o700, exist_ok=True)
+    except OSError as exc:
+        raise PolarqError(
+            f"the state folder {state_dir} cannot be used ({exc.strerror}); set POLARQ_STATE_DIR to another"
+        ) from None
+
+
+async def check_redis(ledger: AsyncLedger) -> None:
+    """Refuses a Redis that would lose rollouts, and says what is risky about it otherwise."""
+    facts = await ledger.do(server_facts())
+    where = f"Redis at {without_password(ledger.url)}"
+    if facts.problem is not None:
+        raise LedgerUnavailable(f"{where}: {facts.problem}")
+    if facts.warning is not None:
+        log.warning("%s: %s", where, facts.warning)
 
 
 async def take_place(ledger: AsyncLedger, node_id: str, incarnation: str, others: Others, alive_s: float) -> None:

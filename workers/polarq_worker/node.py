@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from polarq.client import Client
 from polarq.contracts.task import Task
-from polarq.errors import LedgerUnavailable, PolarqError
-from polarq.ledger import AsyncLedger, calls_for, without_password
+from polarq.errors import LedgerUnavailable
+from polarq.ledger import AsyncLedger, calls_for
 from polarq.ledger.records import ActiveRollout
-from polarq.ledger.server import server_facts
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, redis_url
 from polarq_worker.engine import Ended, Engine, Stop, as_job_result
-from polarq_worker.entering import take_place
+from polarq_worker.entering import check_redis, make_folders, take_place
 from polarq_worker.incarnation import Incarnation
 from polarq_worker.lease_watch import LoopWatch
 from polarq_worker.leftovers import clear_sandboxes
 from polarq_worker.limits import Limits
+from polarq_worker.looks import SHORTEST_LOOK_S, Looks
+from polarq_worker.loops import every
 from polarq_worker.orphans import Orphans
 from polarq_worker.patience import Patience
 from polarq_worker.presence import Presence
@@ -44,11 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polarq.worker.node")
 
-_SHORTEST_LOOK_S = 0.05
-"""Between two looks at flags or work, however often there is reason to."""
-
-_OTHERS_FIRST_S = 0.3
-
 _LAST_WORDS_S = 20.0
 """How long a leaving worker tries to tell the ledger what it gives back."""
 
@@ -63,9 +58,6 @@ class NodeService:
         self.topology = topology
         self.settings = settings
         self.state_dir = settings.state_dir / node.id
-        self._look_soon = asyncio.Event()
-        self._freed = asyncio.Event()
-        self._seeking_soon = False
         self.proxy: ProxyProcess | None = None
         self._loops: list[asyncio.Task[None]] = []
         self.patience = Patience()
@@ -78,9 +70,9 @@ class NodeService:
 
     async def start(self) -> None:
         """Connects, starts the proxy, announces the node. Raises `PolarqError` with one line that says what to do."""
-        self._make_folders()
+        make_folders(self.state_dir)
         self.ledger = AsyncLedger(redis_url(self.topology, self.settings), calls_for(self.topology))
-        await self._check_redis()
+        await check_redis(self.ledger)
         self._others = await asyncio.to_thread(self.incarnation.begin)
         self.incarnation.say_how_it_ends()
         await self._take_place(0)
@@ -128,6 +120,7 @@ class NodeService:
             capacity=lambda: self.capacity,
             in_flight=lambda: self.pool.in_flight,
         )
+        self.looks = Looks(self.presence, self.work, self.pool)
         self._renewal = Renewal(self.engine, self.topology.gateway.lease_s)
         await self._take_place(self.presence.alive_s)
         await self._clear_leftovers()
@@ -142,29 +135,27 @@ class NodeService:
         await self.reaper.take_back_from(self._others.dead)
         await asyncio.to_thread(self.incarnation.forget, self._others.dead)
         self._loops = [
-            asyncio.create_task(self._every(self._renewal.period_s, self._renewal.renew), name="leases"),
-            asyncio.create_task(self._every(gateway.heartbeat_interval_seconds, self._beat), name="heartbeat"),
-            asyncio.create_task(self._every(_SHORTEST_LOOK_S, self._look_when_told), name="looks"),
-            asyncio.create_task(self._every(_SHORTEST_LOOK_S, self._seek_when_freed), name="work"),
-            asyncio.create_task(self._every(gateway.reap_interval_s, self.reaper.step), name="reaper"),
+            asyncio.create_task(every(self._renewal.period_s, self._renewal.renew), name="leases"),
+            asyncio.create_task(every(gateway.heartbeat_interval_seconds, self._beat), name="heartbeat"),
+            asyncio.create_task(every(SHORTEST_LOOK_S, self.looks.when_told), name="looks"),
+            asyncio.create_task(every(SHORTEST_LOOK_S, self.looks.when_freed), name="work"),
+            asyncio.create_task(every(gateway.reap_interval_s, self.reaper.step), name="reaper"),
             *self._upkeep_loops(),
         ]
         # What has waited for this node has no message in its queue.
-        self._freed.set()
+        self.looks.freed()
         log.info("node %s is up: proxy %s, capacity %d", node.id, node.proxy_url, node.capacity)
 
     def _upkeep_loops(self) -> list[asyncio.Task[None]]:
         upkeep = Upkeep(self.ledger, self.topology)
         period_s = self.topology.gateway.heartbeat_interval_seconds
         loops = [
-            asyncio.create_task(self._every(period_s, upkeep.memory_step), name="memory"),
-            asyncio.create_task(self._every(period_s, self.limits.step), name="limits"),
+            asyncio.create_task(every(period_s, upkeep.memory_step), name="memory"),
+            asyncio.create_task(every(period_s, self.limits.step), name="limits"),
         ]
-        loops.append(
-            asyncio.create_task(self._every(self.topology.gateway.lease_s, self._stop_orphans), name="orphans")
-        )
+        loops.append(asyncio.create_task(every(self.topology.gateway.lease_s, self._stop_orphans), name="orphans"))
         if upkeep.archives:
-            loops.append(asyncio.create_task(self._every(period_s, upkeep.archive_step), name="archive"))
+            loops.append(asyncio.create_task(every(period_s, upkeep.archive_step), name="archive"))
         return loops
 
     async def _take_place(self, alive_s: float) -> None:
@@ -187,25 +178,6 @@ class NodeService:
     async def _stop_orphans(self) -> None:
         """What was left by a worker of this node of which it was not known at the start that it is dead."""
         await self.reaper.orphans.stop_own(self.node.id, self.incarnation.id)
-
-    async def _check_redis(self) -> None:
-        """Refuses a Redis that would lose rollouts, and says what is risky about it otherwise."""
-        facts = await self.ledger.do(server_facts())
-        where = f"Redis at {without_password(self.ledger.url)}"
-        if facts.problem is not None:
-            raise LedgerUnavailable(f"{where}: {facts.problem}")
-        if facts.warning is not None:
-            log.warning("%s: %s", where, facts.warning)
-
-    def _make_folders(self) -> None:
-        try:
-            self.state_dir.mkdir(parents=True, exist_ok=True)
-            (self.state_dir / "logs").mkdir(exist_ok=True)
-            (self.state_dir / "rollouts").mkdir(mode=0o700, exist_ok=True)
-        except OSError as exc:
-            raise PolarqError(
-                f"the state folder {self.state_dir} cannot be used ({exc.strerror}); set POLARQ_STATE_DIR to another"
-            ) from None
 
     async def _proxy_there(self) -> None:
         # One that somebody else runs is watched by whoever runs it.
@@ -297,7 +269,7 @@ class NodeService:
             return None
         if self.pool.in_flight < self.capacity:
             # A doorbell came and there is more room: more may wait than was rung for.
-            self.pool.loop.call_soon_threadsafe(self._seek_soon)
+            self.looks.others_first()
         return self.engine.run(*doorbell)
 
     def run_job(self, rollout_id: str, job_id: str) -> dict[str, Any] | None:
@@ -315,19 +287,6 @@ class NodeService:
 
     # --- loops
 
-    async def _every(self, period_s: float, step: Any) -> None:
-        """Calls `step` once a period. A step that fails is logged and tried again: the loop never ends by itself."""
-        due = time.monotonic()
-        while True:
-            due = max(due + period_s, time.monotonic())
-            await asyncio.sleep(due - time.monotonic())
-            try:
-                await step()
-            except LedgerUnavailable as exc:
-                log.warning("%s", exc)
-            except Exception:
-                log.exception("node %s: %s failed", self.node.id, step.__name__)
-
     def _on_loop_return(self, stood_s: float, whole_process: bool) -> None:
         noting = asyncio.create_task(
             self.presence.note("node.blocked", blocked_s=round(stood_s, 3), whole_process=whole_process), name="note"
@@ -335,42 +294,7 @@ class NodeService:
         self._notes.add(noting)
         noting.add_done_callback(self._notes.discard)
 
-    def look_again(self) -> None:
-        """Reads the flags before the next heartbeat is due. Safe from any thread."""
-        self.pool.loop.call_soon_threadsafe(self._look_soon.set)
-
-    def freed(self) -> None:
-        """A job has ended: what waits for other nodes may be for its place. Safe from any thread."""
-        if not self.pool.loop.is_closed():
-            self.pool.loop.call_soon_threadsafe(self._freed.set)
-
-    def _seek_soon(self) -> None:
-        """When others have taken what they were rung for."""
-        if not self._seeking_soon:
-            self._seeking_soon = True
-            asyncio.get_running_loop().call_later(_OTHERS_FIRST_S, self._seek_now)
-
-    def _seek_now(self) -> None:
-        self._seeking_soon = False
-        self._freed.set()
-
-    async def _seek_when_freed(self) -> None:
-        await self._freed.wait()
-        self._freed.clear()
-        await self.work.seek()
-        if self.work.again_s is not None:
-            asyncio.get_running_loop().call_later(self.work.again_s, self._freed.set)
-
-    async def _look_when_told(self) -> None:
-        await self._look_soon.wait()
-        self._look_soon.clear()
-        await self.presence.announce()
-        self.pool.wake()
-        await self.work.seek()
-
     async def _beat(self) -> None:
         await asyncio.to_thread(self.incarnation.beat)
         await self.presence.look_at_proxy()
-        await self.presence.announce()
-        self.pool.wake()
-        await self.work.seek()
+        await self.looks.look()
