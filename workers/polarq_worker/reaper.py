@@ -72,6 +72,7 @@ class Reaper:
         self.counts: Counter[str] = Counter()
         self.doorbells = Doorbells(ledger, client, topology, settings, self.counts)
         self.orphans = Orphans(ledger, topology)
+        self._stopping: asyncio.Task[None] | None = None
 
     async def step(self) -> None:
         """One turn, if it is this worker's. Raises `LedgerUnavailable`."""
@@ -88,6 +89,8 @@ class Reaper:
     async def aclose(self, *, superseded: bool = False) -> None:
         """After the node said goodbye: what waits in its queue is rung elsewhere (or left to the worker that has
         taken its place), and another worker takes the turn."""
+        if self._stopping is not None:
+            self._stopping.cancel()
         try:
             async with asyncio.timeout(5):
                 fleet = Fleet(await self.ledger.nodes(), self.topology)
@@ -119,7 +122,7 @@ class Reaper:
             if time.monotonic() >= self._mend_at:
                 self._mend_at = time.monotonic() + _MEND_EVERY_S
                 await self._mend()
-                await self._stop_orphans(fleet)
+                self._stop_orphans(fleet)
             if reads_queues:
                 began = time.monotonic()
                 if await self.doorbells.ring_what_is_in_no_queue(due.waiting, fleet):
@@ -128,8 +131,7 @@ class Reaper:
             await self._count()
 
     async def _count(self) -> None:
-        if self.counts:
-            counts = dict(self.counts)
+        if counts := {kind: number for kind, number in self.counts.items() if number}:
             self.counts.clear()
             await self.ledger.do(steps.count_reaped(self.calls, counts))
 
@@ -235,9 +237,17 @@ class Reaper:
             if word == "finished":
                 await self._tell(task_id)
 
-    async def _stop_orphans(self, fleet: Fleet) -> None:
-        if stopped := await self.orphans.stop_of_nodes_gone(fleet.gone):
+    def _stop_orphans(self, fleet: Fleet) -> None:
+        """Beside the turn: a backend may take its time, and leases must not wait for it."""
+        if self._stopping is None or self._stopping.done():
+            self._stopping = asyncio.create_task(self._stopped_orphans(fleet.gone), name="orphans of other nodes")
+
+    async def _stopped_orphans(self, gone: Sequence[str]) -> None:
+        try:
+            stopped = await self.orphans.stop_of_nodes_gone(gone)
             self.counts["sandboxes_stopped"] += len(stopped)
+        except LedgerUnavailable as exc:
+            log.warning("sandboxes of nodes that are gone: %s", exc)
 
     async def _tell(self, task_id: str) -> None:
         """Has a worker tell Celery's results and the callback that a task has ended."""
