@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
 from polarq.contracts.rollout import RolloutState
 from polarq.errors import LedgerUnavailable
@@ -58,6 +60,11 @@ def test_sentinels_and_the_servers_they_name_are_reached_over_tls(certificate: C
                 group.wait_replicated()
                 group.kill_primary()
                 wait_until(lambda: wait_for_answer(lambda: stack.client.nodes()[0].alive) is True, PATIENCE_S)
+        # The servers would also be reached without TLS, by each other: nobody of ours does.
+        results: Any = stack.client.app.backend
+        with stack.client.app.connection_for_write() as broker:
+            clients: list[Any] = [broker.default_channel.client, results.client, stack.client.ledger.redis]
+            assert all(issubclass(c.connection_pool.connection_class, redis.SSLConnection) for c in clients)
         another = Certificate.made(tmp_path, "another")
         url = group.url.replace(str(certificate.cert), str(another.cert))
         with Ledger(url, calls_for(stack.topology)) as ledger, pytest.raises(LedgerUnavailable, match="Sentinels"):
