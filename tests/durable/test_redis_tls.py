@@ -63,7 +63,8 @@ def test_sentinels_and_the_servers_they_name_are_reached_over_tls(certificate: C
         # The servers would also be reached without TLS, by each other: nobody of ours does.
         results: Any = stack.client.app.backend
         with stack.client.app.connection_for_write() as broker:
-            clients: list[Any] = [broker.default_channel.client, results.client, stack.client.ledger.redis]
+            channel: Any = broker.default_channel
+            clients: list[Any] = [channel.client, results.client, stack.client.ledger.redis]
             assert all(issubclass(c.connection_pool.connection_class, redis.SSLConnection) for c in clients)
         another = Certificate.made(tmp_path, "another")
         url = group.url.replace(str(certificate.cert), str(another.cert))
