@@ -86,8 +86,13 @@ class Turn:
         return self.at_harness_s - self.processes_s
 
     @property
+    def own_with_warden_s(self) -> float:
+        """The process that a local sandbox begins with is polarq's too."""
+        return self.own_s + self.sandbox_alone_s
+
+    @property
     def own_with_sandbox_s(self) -> float:
-        """The program that a local sandbox begins with is polarq's too; only a bare shell is not."""
+        """All but what a bare shell takes."""
         return self.at_harness_s - self.bash_alone_s
 
 
@@ -211,11 +216,12 @@ def report(turns: Sequence[Turn]) -> None:
     print()
     own = line("polarq's own: a rollout less its processes", [t.own_s for t in turns])
     added = line("  and less the plain task's time", [t.own_s - t.no_op_began_s for t in turns])
-    strict = line("  or with all that its sandbox is, less a bare shell", [t.own_with_sandbox_s for t in turns])
+    strict = line("  or with the sandbox's first process", [t.own_with_warden_s for t in turns])
+    line("  or with all that its sandbox is, less a bare shell", [t.own_with_sandbox_s for t in turns])
     print(
         f"\npolarq's own is {own / TARGET_MS:.2f} of {TARGET_MS:g} ms, {own / base:.1f} times a plain task "
         f"({added:+.1f} ms), and {own / whole:.0%} of the way to the harness;"
-        f"\nwith its sandbox it is {strict / TARGET_MS:.2f} of {TARGET_MS:g} ms"
+        f"\nwith the sandbox's first process it is {strict / TARGET_MS:.2f} of {TARGET_MS:g} ms"
     )
 
 
