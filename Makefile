@@ -6,8 +6,9 @@
 #                        vllm) and URL=http://... against a server that runs already, MODEL=... if it serves several,
 #                        CHECKPOINT=... the folder of its model, for comparing log-probabilities (needs transformers)
 #   make fuzz            looks for what breaks the proxy, FUZZ_S seconds long (60), with atheris where it can be installed
-#   make chaos           kills workers, proxies and Redis under load for CHAOS_S seconds (300), then proves that nothing
-#                        was lost or counted twice; ARGS="--seed 7" repeats a run's choices
+#   make chaos           kills and restarts workers, proxies and Redis, sets clocks and fails callbacks, under load for
+#                        CHAOS_S seconds (300), then proves that nothing was lost or counted twice; ARGS="--seed 7"
+#                        repeats a run's choices
 #   make lint            ruff, mypy (strict, tests too), import contracts
 #   make lock            writes constraints.txt anew
 #   make clean           removes what make made

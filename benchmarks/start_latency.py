@@ -36,6 +36,7 @@ NO_OP = "benchmark.no_op"
 SAY_WHEN = "echo $EPOCHREALTIME"
 """Bash's own clock, printed by a builtin: nothing is started for it."""
 BASH = ["/bin/bash", "-o", "pipefail"]
+SHELL_ENV = {"LANG": "C.UTF-8"}
 MOST_S = 60.0
 PAUSE_S = 0.2
 """Between two turns: what follows a rollout's end (Celery's result, events) is over by then."""
@@ -85,9 +86,14 @@ class Turn:
         return self.at_harness_s - self.processes_s
 
     @property
+    def own_with_warden_s(self) -> float:
+        """The process that a local sandbox begins with is polarq's too."""
+        return self.own_s + self.sandbox_alone_s
+
+    @property
     def own_with_sandbox_s(self) -> float:
-        """The program that a local sandbox begins with is polarq's too; only a bare Python is not."""
-        return self.own_s + self.sandbox_alone_s - self.python_alone_s
+        """All but what a bare shell takes."""
+        return self.at_harness_s - self.bash_alone_s
 
 
 def plain(stack: LocalStack) -> tuple[float, float]:
@@ -145,7 +151,7 @@ async def processes(folder: Path) -> tuple[float, float]:
     there = time.time()
     null = os.open(os.devnull, os.O_RDWR)
     out, out_w = os.pipe()
-    await tree.run([*BASH, str(script)], str(folder), {"LANG": "C.UTF-8"}, Descriptors(null, out_w, os.dup(null)))
+    await tree.run([*BASH, str(script)], str(folder), SHELL_ENV, Descriptors(null, out_w, os.dup(null)))
     with os.fdopen(out) as said:
         began = float(await asyncio.to_thread(said.read))
     await tree.stop()
@@ -157,7 +163,7 @@ def bare(folder: Path) -> tuple[float, float]:
     began = time.time()
     subprocess.run([sys.executable, "-E", "-s", "-S", "-P", "-c", ""], check=True)
     ended = time.time()
-    said = subprocess.run([*BASH, str(folder / "when.sh")], check=True, stdout=subprocess.PIPE).stdout
+    said = subprocess.run([*BASH, str(folder / "when.sh")], check=True, stdout=subprocess.PIPE, env=SHELL_ENV).stdout
     return ended - began, float(said) - ended
 
 
@@ -210,10 +216,12 @@ def report(turns: Sequence[Turn]) -> None:
     print()
     own = line("polarq's own: a rollout less its processes", [t.own_s for t in turns])
     added = line("  and less the plain task's time", [t.own_s - t.no_op_began_s for t in turns])
-    line("  or with the sandbox's program beyond a bare Python", [t.own_with_sandbox_s for t in turns])
+    strict = line("  or with the sandbox's first process", [t.own_with_warden_s for t in turns])
+    line("  or with all that its sandbox is, less a bare shell", [t.own_with_sandbox_s for t in turns])
     print(
         f"\npolarq's own is {own / TARGET_MS:.2f} of {TARGET_MS:g} ms, {own / base:.1f} times a plain task "
-        f"({added:+.1f} ms), and {own / whole:.0%} of the way to the harness"
+        f"({added:+.1f} ms), and {own / whole:.0%} of the way to the harness;"
+        f"\nwith the sandbox's first process it is {strict / TARGET_MS:.2f} of {TARGET_MS:g} ms"
     )
 
 

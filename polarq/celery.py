@@ -11,11 +11,13 @@ from typing import Any
 import click
 from celery import Celery
 
-from polarq.client.client import RUN_ROLLOUT, SUBMIT_QUEUE, SUBMIT_ROLLOUT
-from polarq.errors import InvalidTopology
+from polarq.client.deployment import RUN_ROLLOUT, SUBMIT_QUEUE, SUBMIT_ROLLOUT
+from polarq.errors import InvalidTopology, LedgerUnavailable
 from polarq.ledger.keys import PRIORITY_STEPS, Keys
+from polarq.ledger.refusal import unavailable
 from polarq.settings import Settings
 from polarq.topology import Topology, broker_url, load_topology, redis_url
+from polarq.topology.redis_address import Sentinels
 
 WORKER_STEP = "polarq_worker.boot:NodeStep"
 WORKER_POOL = "polarq_worker.pool:EnginePool"
@@ -26,10 +28,14 @@ def celery_settings(topology: Topology | None = None, settings: Settings | None 
     settings = settings or Settings.from_env()
     topology = topology or load_topology(settings=settings)
     prefix = Keys(topology.redis.prefix).celery
+    broker, broker_options = _reached(broker_url(topology, settings))
+    results, results_options = _reached(redis_url(topology, settings))
     return {
-        "broker_url": broker_url(topology, settings),
-        "result_backend": redis_url(topology, settings),
-        # Threads that wait on one asyncio engine. Its capacity is live; this is only Celery's own start value.
+        "broker_url": broker,
+        "broker_use_ssl": broker_options.pop("tls", None),
+        "result_backend": results,
+        "redis_backend_use_ssl": results_options.pop("tls", None),
+        # Jobs wait on one asyncio engine. Its capacity is live; this is only Celery's own start value.
         "worker_pool": WORKER_POOL,
         "worker_concurrency": 1,
         # A message is a doorbell: it is gone once heard, and the ledger finds what was not heard. Late acknowledgement
@@ -52,6 +58,7 @@ def celery_settings(topology: Topology | None = None, settings: Settings | None 
             "health_check_interval": 10,
             "priority_steps": list(PRIORITY_STEPS),
             "queue_order_strategy": "round_robin",
+            **broker_options,
         },
         "task_default_queue": SUBMIT_QUEUE,
         "task_create_missing_queues": True,
@@ -67,7 +74,11 @@ def celery_settings(topology: Topology | None = None, settings: Settings | None 
         "result_extended": False,
         "result_backend_always_retry": True,
         "result_backend_max_retries": 40,
-        "result_backend_transport_options": {"global_keyprefix": prefix, "retry_policy": {"timeout": 5.0}},
+        "result_backend_transport_options": {
+            "global_keyprefix": prefix,
+            "retry_policy": {"timeout": 5.0},
+            **results_options,
+        },
         "redis_socket_timeout": 30,
         "redis_socket_connect_timeout": 5,
         "redis_socket_keepalive": True,
@@ -82,13 +93,27 @@ def celery_settings(topology: Topology | None = None, settings: Settings | None 
     }
 
 
+def _reached(url: str) -> tuple[str, dict[str, Any]]:
+    """A Redis as Celery is told of it: the address, and transport options that say what it cannot hold (`tls` is none
+    of them)."""
+    try:
+        address = Sentinels.parse(url)
+    except ValueError as exc:
+        raise unavailable(exc, url) from None
+    if address is None:
+        return url, {}
+    options: dict[str, Any] = {"master_name": address.master, "sentinel_kwargs": address.sentinel_options}
+    return address.for_celery, options if address.tls is None else {**options, "tls": address.tls}
+
+
 class PolarqApp(Celery):
-    """Celery, except for two things: an unusable topology is one line on the command line, and tasks stay private."""
+    """Celery, except for two things: an unusable topology or address is one line on the command line, and tasks stay
+    private."""
 
     def _load_config(self) -> Any:
         try:
             return super()._load_config()  # type: ignore[misc]
-        except InvalidTopology as exc:
+        except (InvalidTopology, LedgerUnavailable) as exc:
             if click.get_current_context(silent=True) is None:
                 raise
             raise _Refused(f"polarq worker: {exc}") from None

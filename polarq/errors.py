@@ -60,13 +60,34 @@ class QueueFull(PolarqError):
         return type(self), (self.args[0], self.retry_after_s)
 
 
+class StepRefused(PolarqError):
+    """A rollout cannot go from the state that the ledger has of it, `before`, to another one."""
+
+    def __init__(self, rollout_id: str, before: str, to: str) -> None:
+        super().__init__(f"rollout '{rollout_id}': there is no step from {before} to {to}")
+        self.before = before
+
+
 class LedgerUnavailable(PolarqError):
     """Redis does not answer, refuses the password, or is not usable as a ledger."""
+
+
+class NotReplicated(LedgerUnavailable):
+    """Redis has done it, and fewer replicas have it than `redis.wait_replicas` wants."""
+
+    def __init__(self, have: int, wanted: int) -> None:
+        super().__init__(
+            f"{have} of the {wanted} replicas of Redis have it that redis.wait_replicas wants; it does not count yet"
+        )
 
 
 class NotQueued(LedgerUnavailable):
     """Redis went away in the middle of a submission: the task may be recorded, and not every doorbell is rung.
     Submitting it again is safe, and does the rest."""
+
+
+class NotPaused(PolarqError):
+    """Model calls were still in flight when the time was up. The pause holds until it is resumed or its lease ends."""
 
 
 class PayloadMissing(PolarqError):

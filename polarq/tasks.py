@@ -15,7 +15,8 @@ from celery.exceptions import Ignore
 from celery.result import AsyncResult
 
 from polarq.celery import app
-from polarq.client.client import FINISH_TASK, RUN_ROLLOUT, SUBMIT_ROLLOUT, Client, TaskSource
+from polarq.client import Client
+from polarq.client.deployment import FINISH_TASK, RUN_ROLLOUT, SUBMIT_ROLLOUT, TaskSource
 from polarq.client.results import Trajectories
 from polarq.client.states import PROGRESS, STARTED, publish_state
 from polarq.contracts.rollout import TaskResult
@@ -145,6 +146,8 @@ class RunRollout(CeleryTask):  # type: ignore[type-arg]
     name = RUN_ROLLOUT
     Request = "polarq_worker.requests:RolloutRequest"
     ignore_result = False
+    # Its body runs when the rollout is over; that it began is told by an event, and by the ledger.
+    track_started = False
 
     def run(self, rollout_id: str, attempt: int = 0) -> dict[str, Any]:
         runner: RolloutRunner | None = getattr(self.app, "rollout_runner", None)

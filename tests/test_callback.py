@@ -17,16 +17,15 @@ import pytest
 
 from polarq.callback import AllowedHost, check_callback_url, own_ports
 from polarq.callback.delivery import (
-    CallbackAttempt,
     CallbackPolicy,
-    Ending,
     Resolver,
     deliver_callback,
     delivery_id,
     signature,
     signature_holds,
 )
-from polarq.callback.outbox import attempts, deliver_task_callback
+from polarq.callback.outbox import deliver_task_callback
+from polarq.callback.record import CallbackAttempt, Ending, attempts
 from polarq.client import AsyncClient
 from polarq.client.limits import check_task
 from polarq.contracts.rollout import RolloutState
@@ -40,7 +39,7 @@ from .needs import not_here
 
 DEFAULT_HOSTS = tuple(Topology().security.callback_hosts)
 ALLOWED = ("trainer.test", *DEFAULT_HOSTS)
-FAST = CallbackPolicy(backoff_s=0.01, deadline_s=10.0)
+FAST = CallbackPolicy(tries=5, backoff_s=0.01, deadline_s=10.0)
 SECRET = "a-secret"
 BODY = b'{"task_id":"t"}'
 
@@ -243,10 +242,11 @@ async def deliver(
         return BODY
 
     more: dict[str, Any] = {} if resolve is None else {"resolve": resolve}
-    delivered = await deliver_callback(
+    made = await deliver_callback(
         a_made_task(url), body, secret=secret, allowed_hosts=hosts, record=record, policy=policy, tls=tls, **more
     )
-    return delivered, recorded
+    assert made.wait_s is None
+    return made.delivered, recorded
 
 
 # --- how they are tried
@@ -520,10 +520,10 @@ async def test_a_record_that_cannot_be_written_stops_no_try() -> None:
         return BODY
 
     async with receiving(status(500), status(200)) as receiver:
-        delivered = await deliver_callback(
+        made = await deliver_callback(
             a_made_task(receiver.url), body, secret=None, allowed_hosts=DEFAULT_HOSTS, record=record, policy=FAST
         )
-    assert delivered
+    assert made.delivered
 
 
 # --- from the ledger

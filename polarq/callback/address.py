@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
+from polarq.topology.redis_address import ports_of
+
 if TYPE_CHECKING:
     from polarq.topology.models import Topology
 
@@ -170,9 +172,9 @@ def check_callback_url(url: str, allowed_hosts: Iterable[str], own: frozenset[in
 
 def own_ports(topology: Topology, *more_urls: str) -> frozenset[int]:
     """Ports this deployment listens on or talks to, as far as the topology says."""
-    urls = [topology.redis.url, topology.redis.broker_url, *more_urls]
-    urls += [endpoint.base_url for node in topology.gateway.nodes for endpoint in node.endpoints]
-    ports = {urlsplit(url).port for url in urls if url}
+    urls = [topology.redis.url, topology.redis.broker_url, topology.redis.payload_url, *more_urls]
+    ports = {port for url in urls if url for port in ports_of(url)}
+    ports |= {urlsplit(endpoint.base_url).port or 0 for node in topology.gateway.nodes for endpoint in node.endpoints}
     ports |= {topology.rollout.port, *(node.port for node in topology.gateway.nodes)}
     return frozenset(port for port in ports if port)
 

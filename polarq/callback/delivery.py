@@ -1,9 +1,12 @@
 """Sends one callback: to the address that was checked, signed, tried again, each try recorded.
 
-- The name is looked up once per delivery. Every try goes to an address of that answer which passed the check, so a
+- Tries that follow each other soon are one round. A long wait ends the round, and the next one, in whatever process,
+  goes on counting: nothing is held in memory while a receiver is away for hours.
+- The name is looked up once per round. Every try goes to an address of that answer which passed the check, so a
   second, different answer of the name server has no effect. No proxy settings of the environment are used.
 - Redirects are not followed: a redirect is a failed try, and the last one.
-- All tries carry the same body, delivery id, time and signature, so that a receiver can drop the double.
+- All tries carry the same delivery id, those of a round also the same body, time and signature, so that a receiver can
+  drop the double.
 - A try ends with its deadline. Of an answer only a little is read; a 2xx status is a delivery whatever follows it.
 """
 
@@ -20,12 +23,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
+from email.utils import parsedate_to_datetime
+from functools import cache
 
 import httpx
 
 from polarq.callback.address import Target, as_address, check_callback_url, may_connect
-from polarq.contracts.base import Contract
+from polarq.callback.record import CallbackAttempt, Ending
 from polarq.contracts.task import Task
 from polarq.errors import PolarqError
 
@@ -36,6 +40,7 @@ TIMESTAMP_HEADER = "X-Polarq-Timestamp"
 SIGNATURE_HEADER = "X-Polarq-Signature"
 
 _RETRIED_STATUSES = frozenset({408, 425, 429})
+_LONGEST_RETRY_AFTER_S = 3600.0
 _NOTE_CHARS = 200
 _BYTES_PER_S = 1_000_000
 """A body adds this to a try's deadline: the slowest link on which a large result still arrives."""
@@ -43,55 +48,25 @@ _BYTES_PER_S = 1_000_000
 Resolver = Callable[[str, int], Awaitable[list[str]]]
 
 
-class Ending(StrEnum):
-    """How one try ended."""
-
-    DELIVERED = "delivered"
-    REFUSED = "refused"
-    """The receiver answered with a status that another try will not change."""
-    REDIRECTED = "redirected"
-    UNWELL = "unwell"
-    """The receiver answered that it cannot now (408, 425, 429, 5xx)."""
-    UNREACHABLE = "unreachable"
-    """No connection, or it broke before a status came."""
-    TOO_SLOW = "too_slow"
-    UNKNOWN_HOST = "unknown_host"
-    FORBIDDEN_ADDRESS = "forbidden_address"
-    """The address is not allowed, or its name leads to where callbacks must not go. Nothing was sent."""
-
-    @property
-    def final(self) -> bool:
-        return self in {Ending.DELIVERED, Ending.REFUSED, Ending.REDIRECTED, Ending.FORBIDDEN_ADDRESS}
-
-
-class CallbackAttempt(Contract):
-    """One try, as it is kept in the ledger."""
-
-    delivery_id: str
-    number: int
-    """From 1."""
-    at: datetime
-    ending: Ending
-    status: int | None = None
-    host: str
-    """Host and port as the task named them (the rest of the address may hold a secret)."""
-    address: str | None = None
-    """Where the connection went."""
-    duration_s: float = 0.0
-    message: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class CallbackPolicy:
-    """How hard a delivery is tried."""
+    """How hard a delivery is tried. As it is, for about a day."""
 
-    tries: int = 5
+    tries: int = 300
     backoff_s: float = 1.0
     """Before the second try; doubles from try to try."""
+    longest_backoff_s: float = 300.0
+    patience_s: float = 10.0
+    """A wait longer than this ends the round."""
     deadline_s: float = 10.0
     """For one try, from connecting to the status; large bodies get more."""
     answer_bytes: int = 16 * 1024
     """Most of an answer that is read."""
+
+    def wait_s(self, number: int, asked_s: float | None) -> float:
+        """Between try `number` and the next, where the receiver asked for a time too (Retry-After)."""
+        wait_s = min(self.backoff_s * 2.0 ** min(number - 1, 40), self.longest_backoff_s)
+        return max(wait_s, min(asked_s or 0.0, _LONGEST_RETRY_AFTER_S))
 
     def try_s(self, body_bytes: int) -> float:
         return self.deadline_s + body_bytes / _BYTES_PER_S
@@ -123,6 +98,14 @@ DEFAULT_POLICY = CallbackPolicy()
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """What came of one round. `wait_s` None: the delivery is over, well or not."""
+
+    delivered: bool
+    wait_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Try:
     """What came of one try."""
 
@@ -131,6 +114,7 @@ class _Try:
     status: int | None = None
     address: str | None = None
     duration_s: float = 0.0
+    retry_after_s: float | None = None
 
 
 async def deliver_callback(
@@ -142,42 +126,54 @@ async def deliver_callback(
     record: Callable[[CallbackAttempt], Awaitable[None]],
     own: frozenset[int] = frozenset(),
     policy: CallbackPolicy = DEFAULT_POLICY,
+    first: int = 1,
     resolve: Resolver = system_addresses,
     tls: ssl.SSLContext | None = None,
-) -> bool:
-    """POSTs a task's result to its `callback_url`; True when the receiver took it. A bad receiver never raises here.
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Round:
+    """One round: POSTs a task's result to its `callback_url`. A bad receiver never raises here.
 
-    `result_json` makes the body, once. `secret` None: the callback goes out without a signature. `own`: see
-    `check_callback_url`. `record` is awaited after each try; while the ledger cannot take it, the tries go on.
+    `first`: the number of the first try. `result_json` makes the body, once. `secret` None: the callback goes out
+    without a signature. `own`: see `check_callback_url`. `record` is awaited after each try; while the ledger cannot
+    take it, the tries go on. `clock` says when something was sent: a receiver looks at a signature's age.
     """
     url = task.callback_url
-    if url is None:
-        return False
+    if url is None or first > policy.tries:
+        return Round(False)
     made_id = delivery_id(task)
     problem = check_callback_url(url, allowed_hosts, own)
     if problem is not None:
-        await _record(record, task, made_id, 1, _Try(Ending.FORBIDDEN_ADDRESS, f"callback_url {problem}"))
-        return False
+        refused = _Try(Ending.FORBIDDEN_ADDRESS, f"callback_url {problem}")
+        await _record(record, task, made_id, first, refused, clock())
+        return Round(False)
     target = Target.parse(url)
     body = await result_json()
-    headers = _headers(target, made_id, secret, body)
+    headers = _headers(target, made_id, secret, body, clock())
     addresses: list[str] = []
-    for number in range(1, policy.tries + 1):
-        if number > 1:
-            await asyncio.sleep(policy.backoff_s * 2.0 ** (number - 2))
+    for number in range(first, policy.tries + 1):
         made: _Try | None = None
         if not addresses:
             addresses, made = await _checked_addresses(target, resolve, policy.deadline_s)
         if made is None:
             made = await _send(target, addresses[(number - 1) % len(addresses)], headers, body, policy, tls)
-        await _record(record, task, made_id, number, made)
+        await _record(record, task, made_id, number, made, clock())
         if made.ending.final:
-            return made.ending is Ending.DELIVERED
-    return False
+            return Round(made.ending is Ending.DELIVERED)
+        wait_s = policy.wait_s(number, made.retry_after_s)
+        if number < policy.tries:
+            if wait_s > policy.patience_s:
+                return Round(False, wait_s)
+            await asyncio.sleep(wait_s)
+    return Round(False)
 
 
 async def _record(
-    record: Callable[[CallbackAttempt], Awaitable[None]], task: Task, made_id: str, number: int, made: _Try
+    record: Callable[[CallbackAttempt], Awaitable[None]],
+    task: Task,
+    made_id: str,
+    number: int,
+    made: _Try,
+    at: datetime,
 ) -> None:
     assert task.callback_url is not None
     level = logging.INFO if made.ending is Ending.DELIVERED else logging.WARNING
@@ -185,13 +181,14 @@ async def _record(
     attempt = CallbackAttempt(
         delivery_id=made_id,
         number=number,
-        at=datetime.now(UTC),
+        at=at,
         ending=made.ending,
         status=made.status,
         host=_shown_host(task.callback_url),
         address=made.address,
         duration_s=round(made.duration_s, 3),
         message=made.message,
+        retry_after_s=made.retry_after_s,
     )
     try:
         await record(attempt)
@@ -206,8 +203,8 @@ def _shown_host(url: str) -> str:
         return "?"
 
 
-def _headers(target: Target, made_id: str, secret: str | None, body: bytes) -> dict[str, str]:
-    timestamp = str(int(time.time()))
+def _headers(target: Target, made_id: str, secret: str | None, body: bytes, at: datetime) -> dict[str, str]:
+    timestamp = str(int(at.timestamp()))
     headers = {
         "Host": target.authority,
         "Content-Type": "application/json",
@@ -250,12 +247,13 @@ async def _send(
     host = f"[{address}]" if ":" in address else address
     where = f"{host}:{target.port}"
     url = f"{target.scheme}://{where}{target.path}"
-    verify = (tls or ssl.create_default_context()) if target.scheme == "https" else False
+    verify = (tls or _system_trust()) if target.scheme == "https" else False
     extensions = {"sni_hostname": target.host} if as_address(target.host) is None else {}
     deadline_s = policy.try_s(len(body))
     began = time.monotonic()
     status: int | None = None
     note = ""
+    retry_after_s: float | None = None
     ending = Ending.UNREACHABLE
     try:
         async with (
@@ -264,6 +262,7 @@ async def _send(
             client.stream("POST", url, content=body, headers=headers, extensions=extensions) as response,
         ):
             status = response.status_code
+            retry_after_s = _seconds(response.headers.get("Retry-After"))
             note = await _little(response, policy.answer_bytes)
     except (TimeoutError, httpx.TimeoutException):
         ending, note = Ending.TOO_SLOW, f"no complete answer within {deadline_s:.0f} s"
@@ -271,7 +270,25 @@ async def _send(
         note = _line(f"{type(exc).__name__}: {exc}")
     if status is not None:
         ending = _ending_of(status)
-    return _Try(ending, note, status, where, time.monotonic() - began)
+    return _Try(ending, note, status, where, time.monotonic() - began, retry_after_s)
+
+
+@cache
+def _system_trust() -> ssl.SSLContext:
+    """Reading the system's certificates takes longer than a delivery."""
+    return ssl.create_default_context()
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """A Retry-After header: seconds, or a date."""
+    if retry_after is None:
+        return None
+    if retry_after.strip().isdecimal():
+        return float(retry_after.strip()[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
 
 
 async def _little(response: httpx.Response, limit: int) -> str:

@@ -15,9 +15,14 @@ from polarq.cli.config import config
 from polarq.cli.demo import demo
 from polarq.cli.doctor import doctor
 from polarq.cli.drain import drain
-from polarq.cli.inference import inference
+from polarq.cli.inference import launch
+from polarq.cli.limits import limits
+from polarq.cli.model_calls import pause as pause_calls
+from polarq.cli.model_calls import resume as resume_calls
+from polarq.cli.model_calls import status as calls_status
 from polarq.cli.nodes import nodes
 from polarq.cli.pause import pause, resume
+from polarq.cli.policy import policy
 from polarq.cli.proxy import proxy
 from polarq.cli.runs import runs
 from polarq.cli.serve import serve
@@ -46,6 +51,13 @@ app = typer.Typer(
 # What exec hands on is for Celery, the proxy and the inference server to understand.
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
+inference = typer.Typer(help="Start an inference server for polarq; hold model calls back.", no_args_is_help=False)
+inference.command("vllm", context_settings=_PASSED_ON)(launch)
+inference.command("sglang", context_settings=_PASSED_ON)(launch)
+inference.command("pause")(pause_calls)
+inference.command("resume")(resume_calls)
+inference.command("status")(calls_status)
+
 app.command("demo", rich_help_panel=FIRST)(demo)
 app.command("doctor", rich_help_panel=FIRST)(doctor)
 app.add_typer(config, name="config", rich_help_panel=FIRST)
@@ -61,10 +73,12 @@ app.command("drain", rich_help_panel=FLEET)(drain)
 app.command("pause", rich_help_panel=FLEET)(pause)
 app.command("resume", rich_help_panel=FLEET)(resume)
 app.command("capacity", rich_help_panel=FLEET)(capacity)
+app.add_typer(limits, name="limits", rich_help_panel=FLEET)
+app.command("policy", rich_help_panel=FLEET)(policy)
 app.command("worker", rich_help_panel=PROCESSES, context_settings=_PASSED_ON)(worker)
 app.command("proxy", rich_help_panel=PROCESSES, context_settings=_PASSED_ON)(proxy)
 app.command("serve", rich_help_panel=PROCESSES)(serve)
-app.command("inference", rich_help_panel=PROCESSES, context_settings=_PASSED_ON)(inference)
+app.add_typer(inference, name="inference", rich_help_panel=FLEET)
 
 
 def _version(wanted: bool) -> None:

@@ -223,8 +223,10 @@ def _sweep(story: Story, url: str, prefix: str) -> None:
     """Takes the demo's keys out of a Redis that is not its own."""
     import redis
 
+    from polarq.ledger.servers import sync_client
+
     try:
-        with redis.Redis.from_url(url) as client:
+        with sync_client(url) as client:
             for key in client.scan_iter(match=f"{prefix}:*", count=1000):
                 client.unlink(key)
     except redis.RedisError as exc:

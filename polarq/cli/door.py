@@ -12,17 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
+from polarq.callback.record import CallbackAttempt, attempts
 from polarq.cli.picture import Picture, TaskLine
 from polarq.client import Client
+from polarq.client.pausing import InferenceState
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult
-from polarq.contracts.task import Task
+from polarq.contracts.task import Task, maybe_rollout_id
 from polarq.errors import ResultTimeout, TaskNotFound
 from polarq.ledger import without_password
 from polarq.ledger.control import RunState
+from polarq.ledger.following import position
+from polarq.ledger.limits import Published
 from polarq.settings import Settings
+from polarq.store.pauses import PauseMode
 from polarq.topology import load_topology
+from polarq.topology.models import LimitsSection
 
 WAIT_STEP_S = 5.0
 """Longest wait on events before the ledger itself is read again: an event may be lost, a record is not."""
@@ -76,6 +82,10 @@ class Door(Protocol):
         """How many rollouts were not acknowledged before."""
         ...
 
+    def callbacks(self, task_id: str) -> list[CallbackAttempt]:
+        """The newest tries to deliver the task's callback, oldest first."""
+        ...
+
     def tasks(self, limit: int) -> list[TaskLine]: ...
 
     def nodes(self) -> list[NodeRecord]: ...
@@ -88,7 +98,23 @@ class Door(Protocol):
 
     def runs(self) -> list[RunState]: ...
 
+    def run(self, run_id: str) -> RunState: ...
+
     def pause_run(self, run_id: str, on: bool) -> RunState: ...
+
+    def set_policy_version(self, run_id: str, version: int) -> RunState: ...
+
+    def inference_state(self, run_id: str | None) -> InferenceState: ...
+
+    def pause_inference(self, mode: PauseMode, timeout_s: float, lease_s: float, run_id: str | None) -> InferenceState:
+        """Holds model calls back. Raises `NotPaused`."""
+        ...
+
+    def resume_inference(self, run_id: str | None) -> InferenceState: ...
+
+    def limits(self) -> Published: ...
+
+    def set_limits(self, limits: LimitsSection) -> Published: ...
 
     def events(self, task_id: str | None, after: str | None) -> Iterator[Event]:
         """Events as they happen; of one task from its start to its end."""
@@ -138,6 +164,9 @@ class RedisDoor:
     def acknowledge(self, task_id: str, index: int | None) -> int:
         return self.client.acknowledge(task_id if index is None else [f"{task_id}.{index}"])
 
+    def callbacks(self, task_id: str) -> list[CallbackAttempt]:
+        return self.client.ledger.do(attempts(self.client.calls.keys, task_id))
+
     def tasks(self, limit: int) -> list[TaskLine]:
         ledger = self.client.ledger
         task_ids = ledger.do(ledger.calls.recent_task_ids(limit))
@@ -157,6 +186,28 @@ class RedisDoor:
 
     def runs(self) -> list[RunState]:
         return self.client.runs()
+
+    def limits(self) -> Published:
+        return self.client.limits()
+
+    def set_limits(self, limits: LimitsSection) -> Published:
+        return self.client.set_limits(limits)
+
+    def run(self, run_id: str) -> RunState:
+        return self.client.run(run_id)
+
+    def set_policy_version(self, run_id: str, version: int) -> RunState:
+        return self.client.set_policy_version(run_id, version)
+
+    def inference_state(self, run_id: str | None) -> InferenceState:
+        return self.client.inference_state(run_id)
+
+    def pause_inference(self, mode: PauseMode, timeout_s: float, lease_s: float, run_id: str | None) -> InferenceState:
+        return self.client.pause_inference(mode=mode, timeout_s=timeout_s, lease_s=lease_s, run_id=run_id)
+
+    def resume_inference(self, run_id: str | None) -> InferenceState:
+        self.client.resume_inference(run_id)
+        return self.client.inference_state(run_id)
 
     def pause_run(self, run_id: str, on: bool) -> RunState:
         return self.client.pause_run(run_id) if on else self.client.resume_run(run_id)
@@ -204,8 +255,8 @@ class RedisDoor:
     def _rest(self, task_id: str, last: str) -> Iterator[Event]:
         """What is still to be read of a task that has ended: up to the newest event there is now."""
         ledger = self.client.ledger
-        end = _position(ledger.do(ledger.calls.last_event_id()))
-        while _position(last) < end and (events := ledger.wait_events(last, 0.001)):
+        end = position(ledger.do(ledger.calls.last_event_id()))
+        while position(last) < end and (events := ledger.wait_events(last, 0.001)):
             last = events[-1].event_id
             yield from _of_task(events, task_id)
 
@@ -218,12 +269,6 @@ class RedisDoor:
 
 def _of_task(events: Sequence[Event], task_id: str) -> list[Event]:
     return [event for event in events if event.data.get("task_id") == task_id]
-
-
-def _position(event_id: str) -> tuple[int, int]:
-    """Event ids in their order: milliseconds, then a number within them."""
-    moment, _, number = event_id.partition("-")
-    return int(moment), int(number or 0)
 
 
 def time_left(deadline: float | None, picture: Picture) -> float:
@@ -245,10 +290,11 @@ def find_task(door: Door, any_id: str) -> tuple[Picture, int | None]:
     try:
         return door.picture(any_id), None
     except TaskNotFound:
-        stem, dot, index = any_id.rpartition(".")
-        if not dot or not index.isdecimal():
+        rollout = maybe_rollout_id(any_id)
+        if rollout is None:
             raise
+    stem, index = rollout
     picture = door.picture(stem)
-    if int(index) >= len(picture.rows):
+    if index >= len(picture.rows):
         raise TaskNotFound(f"task '{stem}' has {len(picture.rows)} rollouts; there is no '{any_id}'")
-    return picture, int(index)
+    return picture, index

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from polarq.ledger.connection import without_password
 from polarq.settings import Settings
 from polarq.topology.models import Topology
+from polarq.topology.redis_address import without_password
 
 Origin = Literal["default", "file", "env"]
 

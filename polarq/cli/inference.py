@@ -1,4 +1,4 @@
-"""`polarq inference`: the command that starts an inference server as polarq needs it."""
+"""`polarq inference vllm` and `sglang`: the command that starts an inference server as polarq needs it."""
 
 from __future__ import annotations
 
@@ -81,9 +81,8 @@ Execute = Annotated[
 
 
 @command
-def inference(
+def launch(
     context: typer.Context,
-    engine: Annotated[EngineKind, typer.Argument(help="vllm or sglang.")],
     model: Annotated[str, typer.Option("--model", metavar="M", help="Model name or folder.")],
     host: Annotated[str, typer.Option("--host", help="Where it listens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where it listens.")] = 8000,
@@ -96,6 +95,7 @@ def inference(
     as_json: Json = False,
 ) -> ExitCode:
     """Print (or become) the command that starts an inference server for polarq; further arguments go to it."""
+    engine = EngineKind(context.info_name or "")
     parsers = _parsers(engine.value, model, tool_parser, reasoning_parser)
     arguments = _program(engine.value, model, host, port, tp)
     given = {argument.partition("=")[0] for argument in context.args if argument.startswith("--")}

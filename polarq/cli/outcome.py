@@ -13,7 +13,15 @@ import typer
 
 from polarq.cli.terminal import shown
 from polarq.contracts.rollout import RolloutState, TaskCounts, TaskState
-from polarq.errors import LedgerUnavailable, PayloadCorrupt, PayloadMissing, PolarqError, QueueFull, ResultTimeout
+from polarq.errors import (
+    LedgerUnavailable,
+    NotPaused,
+    PayloadCorrupt,
+    PayloadMissing,
+    PolarqError,
+    QueueFull,
+    ResultTimeout,
+)
 
 P = ParamSpec("P")
 
@@ -89,7 +97,7 @@ def code_of(error: PolarqError) -> ExitCode:
         return ExitCode.TRY_LATER
     if isinstance(error, (PayloadMissing, PayloadCorrupt)):
         return ExitCode.FAILED
-    if isinstance(error, ResultTimeout):
+    if isinstance(error, (ResultTimeout, NotPaused)):
         return ExitCode.WAIT_TIMED_OUT
     return ExitCode.USAGE
 

@@ -68,6 +68,10 @@ class Row:
     traces: int | None = None
     sampled_tokens: int | None = None
     timing: Timing = NOTHING_TIMED
+    policy_version: int | None = None
+    """The run's when this attempt was claimed."""
+    versions: tuple[str, ...] = ()
+    """What sampled it."""
 
     @classmethod
     def of(cls, record: RolloutRecord) -> Row:
@@ -81,6 +85,7 @@ class Row:
                 "traces": summary.traces,
                 "sampled_tokens": summary.sampled_tokens,
                 "timing": summary.timing,
+                "versions": tuple(summary.versions),
             }
         return cls(
             rollout_id=record.rollout_id,
@@ -89,6 +94,7 @@ class Row:
             attempt=record.attempt,
             node_id=record.owner,
             stage_at=record.stage_at,
+            policy_version=record.policy_version,
             **known,  # type: ignore[arg-type]
         )
 
@@ -105,6 +111,8 @@ class Row:
             "traces": self.traces,
             "sampled_tokens": self.sampled_tokens,
             "timing": self.timing.model_dump(mode="json"),
+            "policy_version": self.policy_version,
+            "versions": list(self.versions),
         }
 
 

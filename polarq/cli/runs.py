@@ -1,4 +1,4 @@
-"""`polarq runs`: training runs that wait, are in flight or are paused."""
+"""`polarq runs`: training runs, and what of them waits, is in flight or is paused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = (
 
 @command
 def runs(config: Config = None, url: Url = None, as_json: Json = False) -> ExitCode:
-    """List the runs: what waits, what is in flight, what is paused."""
+    """List the runs: what waits, what is in flight, what is paused, and their policy versions."""
     with open_door(config, url) as door:
         found = door.runs()
     if as_json:
@@ -32,7 +32,11 @@ def runs(config: Config = None, url: Url = None, as_json: Json = False) -> ExitC
         rows_ = [
             [
                 Text(shown(run.run_id)),
-                Text("paused", "yellow") if run.paused else Text("active", "green"),
+                Text("paused", "yellow")
+                if run.paused
+                else Text("active", "green")
+                if run.active
+                else Text("idle", "dim"),
                 Text(str(run.waiting)),
                 Text(str(run.held)),
                 Text("-" if run.policy_version is None else str(run.policy_version)),
@@ -41,8 +45,14 @@ def runs(config: Config = None, url: Url = None, as_json: Json = False) -> ExitC
         ]
         print_table(Screen(), COLUMNS, rows_)
     else:
-        Screen().say("no run waits, is in flight or is paused")
+        Screen().say("no runs yet; a task names its own by run_id")
     return ExitCode.OK
+
+
+def _state(run: RunState) -> Text:
+    if run.paused:
+        return Text("paused", "yellow")
+    return Text("active", "green") if run.active else Text("idle", "dim")
 
 
 def _json(run: RunState) -> dict[str, Any]:

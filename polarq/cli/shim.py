@@ -11,11 +11,13 @@ from urllib.parse import quote, unquote, urlsplit
 
 import httpx
 
+from polarq.callback.record import CallbackAttempt
 from polarq.cli.checks.ledger import is_loopback
 from polarq.cli.door import Accepted, Stopped, Update, time_left
 from polarq.cli.outcome import Unreachable, Unusable
 from polarq.cli.picture import Picture, TaskLine
-from polarq.cli.shim_json import event_of, picture_of, result_of, task_line_of
+from polarq.cli.shim_json import event_of, inference_of, limits_of, picture_of, result_of, task_line_of
+from polarq.client.pausing import InferenceState
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import RolloutResult
@@ -25,12 +27,16 @@ from polarq.errors import (
     InvalidTask,
     NodeNotFound,
     NotEnded,
+    NotPaused,
     PayloadMissing,
     QueueFull,
     TaskConflict,
     TaskNotFound,
 )
 from polarq.ledger.control import RunState
+from polarq.ledger.limits import Published
+from polarq.store.pauses import PauseMode
+from polarq.topology.models import LimitsSection
 
 CONNECT_S = 10.0
 ANSWER_S = 120.0
@@ -45,15 +51,21 @@ class ShimDoor:
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url.rstrip("/")
-        parts = urlsplit(self.url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+            httpx.URL(self.url)
+        except (ValueError, httpx.InvalidURL):
+            usable = False
+        if not usable:
             raise InvalidInput("--url", [f"'{url}' is not an http or https address"])
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = httpx.Client(
             base_url=self.url,
             headers=headers,
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
-            trust_env=not is_loopback(parts.hostname),  # an HTTP proxy of the environment does not know this machine
+            # An HTTP proxy of the environment does not know this machine.
+            trust_env=not is_loopback(parts.hostname or ""),
         )
 
     @property
@@ -89,6 +101,10 @@ class ShimDoor:
             target = f"/sessions/{quote(f'{task_id}.{index}', safe='')}"
         return int(self._ask("POST", f"{target}/acknowledge")["acknowledged"])
 
+    def callbacks(self, task_id: str) -> list[CallbackAttempt]:
+        told = self._ask("GET", f"/rollout/task/{quote(task_id, safe='')}/callbacks")
+        return [CallbackAttempt.model_validate(attempt) for attempt in told["attempts"]]
+
     def tasks(self, limit: int) -> list[TaskLine]:
         return [task_line_of(row) for row in self._ask("GET", "/tasks", params={"limit": limit})["tasks"]]
 
@@ -109,6 +125,30 @@ class ShimDoor:
 
     def runs(self) -> list[RunState]:
         return [_run(row) for row in self._ask("GET", "/runs")["runs"]]
+
+    def limits(self) -> Published:
+        return limits_of(self._ask("GET", "/limits"))
+
+    def set_limits(self, limits: LimitsSection) -> Published:
+        return limits_of(self._ask("POST", "/admin/limits", json=limits.model_dump(mode="json")))
+
+    def run(self, run_id: str) -> RunState:
+        return _run(self._ask("GET", f"/runs/{quote(run_id, safe='')}"))
+
+    def set_policy_version(self, run_id: str, version: int) -> RunState:
+        path = f"/admin/runs/{quote(run_id, safe='')}/policy-version"
+        return _run(self._ask("POST", path, params={"version": version}))
+
+    def inference_state(self, run_id: str | None) -> InferenceState:
+        return inference_of(self._ask("GET", "/admin/inference/status", params=_of_run(run_id)))
+
+    def pause_inference(self, mode: PauseMode, timeout_s: float, lease_s: float, run_id: str | None) -> InferenceState:
+        params = {"mode": mode, "timeout_seconds": timeout_s, "lease_seconds": lease_s, **_of_run(run_id)}
+        timeout = httpx.Timeout(timeout_s + ANSWER_S, connect=CONNECT_S)
+        return inference_of(self._ask("POST", "/admin/inference/pause", params=params, timeout=timeout))
+
+    def resume_inference(self, run_id: str | None) -> InferenceState:
+        return inference_of(self._ask("POST", "/admin/inference/resume", params=_of_run(run_id)))
 
     def pause_run(self, run_id: str, on: bool) -> RunState:
         return _run(self._ask("POST", f"/runs/{quote(run_id, safe='')}/{'pause' if on else 'resume'}"))
@@ -204,6 +244,8 @@ class ShimDoor:
                 raise PayloadMissing(text)
             case 400 | 413 | 422:
                 raise InvalidTask("task", detail)
+            case 504 if path == "/admin/inference/pause":
+                raise NotPaused(text)
             case 429:
                 raise QueueFull(text, float(answer.headers.get("Retry-After", 1)))
             case _ if code in _BUSY:
@@ -247,7 +289,7 @@ def _frames(lines: Iterator[str]) -> Iterator[Event]:
 def _node(info: Mapping[str, Any]) -> NodeRecord:
     if "node" not in info:
         raise Unreachable("this server lists nodes as Polar does; polarq needs a polarq shim")
-    return NodeRecord.model_validate(info["node"])
+    return NodeRecord.stored(info["node"])
 
 
 def _run(row: Mapping[str, Any]) -> RunState:
@@ -258,6 +300,10 @@ def _run(row: Mapping[str, Any]) -> RunState:
         held=int(row["in_flight"]),
         policy_version=row.get("policy_version"),
     )
+
+
+def _of_run(run_id: str | None) -> dict[str, str]:
+    return {} if run_id is None else {"run_id": run_id}
 
 
 def _created_ms(picture: Picture) -> int:

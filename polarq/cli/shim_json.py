@@ -7,9 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from polarq.cli.picture import Picture, Row, TaskLine
+from polarq.client.pausing import InferenceState, NodeInference
 from polarq.contracts.event import Event
 from polarq.contracts.rollout import Outcome, RolloutResult, RolloutState, TaskCounts, TaskState, Timing
 from polarq.contracts.trajectory import Fidelity, Trace, Trajectory
+from polarq.ledger.limits import Published
+from polarq.topology.models import LimitsSection
 
 Json = Mapping[str, Any]
 
@@ -36,7 +39,7 @@ def picture_of(status: Json, sessions: Json) -> Picture:
         task_id=str(status["task_id"]),
         run_id=str(status.get("run_id", "")),
         state=TaskState.COMPLETED if status["status"] == "failed" else TaskState(status["status"]),
-        counts=TaskCounts.model_validate(status["counts"]) if "counts" in status else _counts(rows),
+        counts=TaskCounts.stored(status["counts"]) if "counts" in status else _counts(rows),
         rows=tuple(rows),
         created_at=moment(status.get("created_at")),
         updated_at=moment(status.get("updated_at")),
@@ -45,7 +48,7 @@ def picture_of(status: Json, sessions: Json) -> Picture:
 
 
 def _row(index: int, session: Json) -> Row:
-    outcome = Outcome.model_validate(session["outcome"]) if session.get("outcome") else None
+    outcome = Outcome.stored(session["outcome"]) if session.get("outcome") else None
     state = outcome.state if outcome else _STATES.get(str(session["status"]), RolloutState.QUEUED)
     summary = session.get("summary", {})
     return Row(
@@ -59,7 +62,9 @@ def _row(index: int, session: Json) -> Row:
         calls=summary.get("calls"),
         traces=summary.get("traces"),
         sampled_tokens=summary.get("sampled_tokens"),
-        timing=Timing.model_validate(summary.get("timing", {})),
+        timing=Timing.stored(summary.get("timing", {})),
+        policy_version=session.get("policy_version"),
+        versions=tuple(summary.get("versions", ())),
     )
 
 
@@ -75,7 +80,7 @@ def task_line_of(row: Json) -> TaskLine:
         task_id=str(row["task_id"]),
         run_id=str(row.get("run_id", "")),
         state=TaskState.COMPLETED if row["status"] == "failed" else TaskState(row["status"]),
-        counts=TaskCounts.model_validate(row["counts"])
+        counts=TaskCounts.stored(row["counts"])
         if "counts" in row
         else TaskCounts(total=row["num_samples"], completed=row["completed_sessions"]),
         harness=str(row.get("harness", "")),
@@ -88,7 +93,7 @@ def task_line_of(row: Json) -> TaskLine:
 def result_of(session: Json) -> RolloutResult:
     """An ended session with its trajectory, as the contract."""
     own = {key: value for key, value in session["rollout"].items() if key != "payload_problem"}
-    return RolloutResult.model_validate(
+    return RolloutResult.stored(
         {
             **own,
             "task_id": session["task_id"],
@@ -106,7 +111,7 @@ def _trajectory(trajectory: Json) -> Trajectory | None:
     return Trajectory(
         builder=str(metadata.get("builder", "")),
         traces=[_trace(index, trace) for index, trace in enumerate(trajectory["traces"])],
-        fidelity=Fidelity.model_validate(metadata["fidelity"]),
+        fidelity=Fidelity.stored(metadata["fidelity"]),
     )
 
 
@@ -114,7 +119,7 @@ def _trace(index: int, trace: Json) -> Trace:
     metadata = dict(trace.get("metadata", {}))
     own = metadata.pop("polarq", {})
     body = {key: value for key, value in trace.items() if key not in {"metadata", "response_logprobs"}}
-    return Trace.model_validate(
+    return Trace.stored(
         {"index": index, **body, **own, "logprobs": trace.get("response_logprobs") or [], "metadata": metadata}
     )
 
@@ -127,6 +132,29 @@ def event_of(event_id: str, frame: Json) -> Event:
     elif frame.get("type") == "session.state_changed" and data.get("status") in _STATES:
         data["status"] = _STATES[data["status"]].value
     return Event(event_id=event_id or "0-0", type=str(frame["type"]), at=frame["ts"], data=data)
+
+
+def inference_of(status: Json) -> InferenceState:
+    """Whether model calls are held back."""
+    nodes = [
+        NodeInference(
+            node_id=str(node["node_id"]),
+            alive=bool(node["alive"]),
+            paused=bool(node["paused"]),
+            in_flight=node["inflight"],
+            waiting=int(node["waiting"]),
+            usable=node["inference"],
+            counted=bool(node["alive"]),
+        )
+        for node in status["nodes"]
+    ]
+    return InferenceState(bool(status["paused"]), status["inflight"], tuple(nodes))
+
+
+def limits_of(view: Json) -> Published:
+    """The deployment's limits."""
+    limits = LimitsSection.model_validate(view["limits"])
+    return Published(limits, int(view["version"]), str(view["by"]), moment(view["published_at"]))
 
 
 def moment(value: float | None) -> datetime | None:

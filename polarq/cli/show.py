@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
+from polarq.callback.record import CallbackAttempt, Ending
 from polarq.cli.door import Door, find_task, open_door
 from polarq.cli.options import Config, Json, Url
 from polarq.cli.outcome import ExitCode, Unusable, command, rollout_code, task_code
@@ -42,16 +43,20 @@ def show(
         rows = picture.rows if index is None else (picture.rows[index],)
         code = task_code(picture.state, picture.counts) if index is None else rollout_code(rows[0].state)
         wanted = trajectory or out is not None or index is not None
+        tries = door.callbacks(picture.task_id) if index is None and picture.state.terminal else []
         results = {row.rollout_id: result for row in rows if (result := _result(door, row))} if wanted else {}
-    document = _document(picture, index, results, full=trajectory or out is not None)
+    told = {"callbacks": [attempt.model_dump(mode="json") for attempt in tries]} if tries else {}
+    document = _document(picture, index, results, full=trajectory or out is not None) | told
     if out is not None:
         _write(out, document)
     if as_json:
-        brief = document if trajectory else _document(picture, index, results, full=False)
+        brief = document if trajectory else _document(picture, index, results, full=False) | told
         print_json(brief | {"exit_code": int(code)})
         return code
     if index is None:
         _print_task(screen, picture)
+        for line in _callback_lines(tries):
+            screen.say(line)
     print_rollouts(screen, rows)
     for row in rows:
         result = results.get(row.rollout_id)
@@ -100,11 +105,31 @@ def _print_task(screen: Screen, picture: Picture) -> None:
         screen.say(("waits for ", "yellow"), shown(picture.waiting_for, limit=400))
 
 
+def _callback_lines(tries: Sequence[CallbackAttempt]) -> Iterator[Text]:
+    """How the task's callback fares: in one line, and why it failed last."""
+    if not tries:
+        return
+    last = tries[-1]
+    said = f" ({last.status})" if last.status is not None else ""
+    at = f"{shown(last.host)}, try {last.number} at {local_time(last.at)}"
+    if last.ending is Ending.DELIVERED:
+        yield Text.assemble("callback ", ("delivered", "green"), f"{said} to {at}")
+        return
+    then = "given up" if last.ending.final else "tried again"
+    how = last.ending.value.replace("_", " ")
+    yield Text.assemble("callback ", (f"{how}{said}", "red"), f" at {at}; {then}  {shown(last.message, limit=200)}")
+
+
 def _print_rollout(screen: Screen, result: RolloutResult, *, trajectory: bool) -> None:
     screen.say("")
     screen.say(("rollout ", "bold"), shown(result.rollout_id), "  ", state_text(result.outcome.state))
     where = f"attempt {result.attempt} on {shown(result.node_id or '-')}"
     screen.say(f"  {where}, from {local_time(result.started_at)} to {local_time(result.ended_at)}")
+    for loss in result.losses:
+        screen.say("  lost: ", shown(loss.line))
+    at_claim = "no version published" if result.policy_version is None else f"version {result.policy_version}"
+    sampled = f", sampled by {', '.join(shown(version) for version in result.versions)}" if result.versions else ""
+    screen.say(f"  policy at its start: {at_claim}{sampled}")
     outcome = result.outcome
     screen.say(f"  trainable: {'yes' if outcome.trainable else 'no'}")
     spent = [f"{k.removesuffix('_s')} {seconds(v)}" for k, v in result.timing.model_dump().items() if v is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
@@ -13,8 +12,7 @@ from polarq.cli.outcome import ExitCode, Unreachable, command, complain, task_co
 from polarq.cli.progress import event_line
 from polarq.cli.terminal import Screen, print_json
 from polarq.errors import InvalidInput, LedgerUnavailable
-
-EVENT_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
+from polarq.ledger.following import EVENT_ID
 
 
 @command

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from polarq.client.results import Trajectories, from_summary
+from polarq.client.steps import Steps, ask, work
 from polarq.contracts.rollout import PayloadRef, RolloutResult
-from polarq.contracts.task import Task, split_rollout_id
-from polarq.errors import InvalidInput, PayloadCorrupt, PayloadMissing
-from polarq.ledger import AsyncLedger, Call, Ledger, RolloutRecord, TaskRecord
-from polarq.ledger.retention import acknowledge
+from polarq.contracts.task import Task, maybe_rollout_id, split_rollout_id
+from polarq.errors import InvalidInput, PayloadCorrupt, PayloadMissing, TaskNotFound
+from polarq.ledger import Call, Calls, RolloutRecord, TaskRecord
+from polarq.ledger.retention import acknowledge as acknowledged
+from polarq.ledger.retention import drop_payloads
 from polarq.store.archive import Archive
-from polarq.store.payloads import get_payload
+from polarq.store.payloads import get_payload, read_raw
 
 log = logging.getLogger("polarq.client.archive")
 
@@ -37,47 +39,46 @@ def batches(rollout_ids: Iterable[str]) -> Batches:
     return [(task_id, list(indices)) for task_id, indices in found.items()]
 
 
-def is_rollout_id(text: str) -> bool:
-    """Whether it may be one: a task's own id may end in a number too."""
-    stem, _, index = text.rpartition(".")
-    return bool(stem) and index.isdecimal()
+def acknowledge(calls: Calls, archive: Archive | None, target: str | Iterable[str]) -> Steps[int]:
+    """See `Client.acknowledge`."""
+    if not isinstance(target, str):
+        count = 0
+        for task_id, indices in batches(target):
+            count += yield from _acknowledge(calls, archive, task_id, indices)
+        return count
+    try:
+        return (yield from _acknowledge(calls, archive, target, ()))
+    except TaskNotFound:
+        if maybe_rollout_id(target) is None:
+            raise
+    return (yield from acknowledge(calls, archive, [target]))
 
 
-def acknowledge_now(ledger: Ledger, archive: Archive | None, task_id: str, indices: Sequence[int]) -> int:
+def _acknowledge(calls: Calls, archive: Archive | None, task_id: str, indices: Sequence[int]) -> Steps[int]:
     """How many were not acknowledged before. See `polarq.ledger.retention.acknowledge` for what it raises."""
     if archive is not None:
-        record = ledger.do(ledger.calls.task(task_id, with_request=True))
-        for rollout in _to_archive(record, indices):
-            assert record is not None
-            assert record.request is not None
-            ref = _payload(rollout)
-            read = None if ref is None else get_payload(ref)
-            replies = None if read is None else ledger.do(Call(list, commands=read.commands))
-            _archive(archive, record.request, rollout, read, replies)
-    return ledger.do(acknowledge(ledger.calls, task_id, indices))
+        yield from archive_task(calls, archive, task_id, indices)
+    done = yield from ask(acknowledged(calls, task_id, indices))
+    if done.left:
+        # Last: whoever dies before this acknowledges again, or has them expire.
+        yield from ask(drop_payloads(done.left))
+    return done.count
 
 
-async def acknowledge_async(ledger: AsyncLedger, archive: Archive | None, task_id: str, indices: Sequence[int]) -> int:
-    """The same on an event loop; what is large is done beside it."""
-    if archive is not None:
-        await archive_task(ledger, archive, task_id, indices)
-    return await ledger.do(acknowledge(ledger.calls, task_id, indices))
-
-
-async def archive_task(ledger: AsyncLedger, archive: Archive, task_id: str, indices: Sequence[int] = ()) -> int:
+def archive_task(calls: Calls, archive: Archive, task_id: str, indices: Sequence[int] = ()) -> Steps[int]:
     """Archives those of the rollouts that have ended and were not acknowledged. Returns how many.
 
-    Raises `ArchiveFailed`, `LedgerUnavailable`.
+    Raises `ArchiveFailed`.
     """
-    record = await ledger.do(ledger.calls.task(task_id, with_request=True))
+    record = yield from ask(calls.task(task_id, with_request=True))
     found = _to_archive(record, indices)
     for rollout in found:
         assert record is not None
         assert record.request is not None
         ref = _payload(rollout)
         read = None if ref is None else get_payload(ref)
-        replies = None if read is None else await ledger.do(Call(list, commands=read.commands))
-        await asyncio.to_thread(_archive, archive, record.request, rollout, read, replies)
+        replies = None if read is None else (yield from ask(read_raw(read.commands)))
+        yield from work(partial(_archive, archive, record.request, rollout, read, replies))
     return len(found)
 
 

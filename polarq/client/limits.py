@@ -7,7 +7,7 @@ import fnmatch
 from polarq.callback.address import check_callback_url, own_ports
 from polarq.contracts.task import Task
 from polarq.errors import InvalidTask
-from polarq.topology.models import Topology
+from polarq.topology.models import LimitsSection, Topology
 
 
 def check_task(task: Task, topology: Topology) -> None:
@@ -16,13 +16,6 @@ def check_task(task: Task, topology: Topology) -> None:
     budgets, security = topology.budgets, topology.security
     if task.num_samples > budgets.max_samples:
         problems.append(f"num_samples: {task.num_samples}; this deployment allows {budgets.max_samples}")
-    limits = topology.limits
-    for where, most in (
-        ("limits.max_queued", limits.max_queued),
-        (f"limits.runs.{task.run_id}.max_queued", limits.of_run(task.run_id).max_queued),
-    ):
-        if most is not None and task.num_samples > most:
-            problems.append(f"num_samples: {task.num_samples}; at most {most} rollouts may wait at once ({where})")
     if task.timeout_seconds > budgets.max_timeout_s:
         problems.append(f"timeout_seconds: {task.timeout_seconds:g}; this deployment allows {budgets.max_timeout_s:g}")
     if task.runtime is not None and task.runtime.image:
@@ -33,5 +26,19 @@ def check_task(task: Task, topology: Topology) -> None:
         problem = check_callback_url(task.callback_url, security.callback_hosts, own_ports(topology))
         if problem is not None:
             problems.append(f"callback_url: {problem}")
+    if problems:
+        raise InvalidTask("task", problems)
+
+
+def check_fits(task: Task, limits: LimitsSection) -> None:
+    """Raises `InvalidTask` for a task that would not fit into an empty queue."""
+    problems = [
+        f"num_samples: {task.num_samples}; at most {most} rollouts may wait at once ({where})"
+        for where, most in (
+            ("limits.max_queued", limits.max_queued),
+            (f"limits.runs.{task.run_id}.max_queued", limits.of_run(task.run_id).max_queued),
+        )
+        if most is not None and task.num_samples > most
+    ]
     if problems:
         raise InvalidTask("task", problems)

@@ -1,9 +1,9 @@
 """Holding back every model call of a deployment while a trainer changes the policy's weights.
 
-    async with AsyncClient() as client:
-        await client.pause_inference()     # returns when nothing is in flight on any node
-        ...                                # update the engines
-        await client.resume_inference()
+    with Client() as client:
+        client.pause_inference()     # returns when nothing is in flight on any node
+        ...                          # update the engines
+        client.resume_inference()
 
 With a `run_id` only that run's calls are held back: for runs whose policies are served side by side.
 
@@ -15,33 +15,27 @@ of it: a worker may hang, or take a slow proxy for a dead one, while calls are b
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from polarq.client.steps import Sleep, Steps, all_nodes, ask
+from polarq.contracts.base import check_id
 from polarq.contracts.node import NodeRecord
-from polarq.errors import PolarqError
-from polarq.ledger import AsyncLedger
-from polarq.store.pauses import (
-    Pause,
-    PauseAck,
-    PauseMode,
-    clear_pause,
-    read_acks,
-    read_pause,
-    read_presence,
-    set_pause,
-)
+from polarq.errors import InvalidInput, NotPaused
+from polarq.ledger import Calls
+from polarq.store.pauses import Pause, PauseAck, PauseMode, all_acks, all_pauses, pausing, presence, resuming
 
 TIMEOUT_S = 300.0
 LEASE_S = 900.0
+LONGEST_S = 7 * 24 * 3600.0
+"""Of a lease, and of waiting for it."""
 _STEP_S = 0.05
 
-Nodes = Callable[[], Awaitable[Sequence[NodeRecord]]]
 
-
-class NotPaused(PolarqError):
-    """Calls were still in flight when the time was up. The pause holds until it is resumed or its lease ends."""
+def of_run(run_id: str | None) -> str:
+    """How a pause names whose calls it holds back: a run's, or "" for all. Raises `InvalidInput`."""
+    return "" if run_id is None else check_id("run", run_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +70,23 @@ class InferenceState:
         return self.paused and self.in_flight == 0
 
 
-async def inference_state(ledger: AsyncLedger, nodes: Sequence[NodeRecord], run_id: str = "") -> InferenceState:
-    """Of the pause of a run, or without a run of that of all. Raises `LedgerUnavailable`."""
-    keys = ledger.calls.keys
-    pause = await read_pause(ledger.redis, keys, run_id)
+def inference_state(calls: Calls, run_id: str) -> Steps[InferenceState]:
+    """Of the pause of a run, or without a run of that of all."""
+    return (yield from state_of(calls, (yield from all_nodes(calls)), run_id))
+
+
+def state_of(calls: Calls, nodes: Sequence[NodeRecord], run_id: str) -> Steps[InferenceState]:
+    """The same, for nodes as they are known."""
+    keys = calls.keys
+    pause = (yield from ask(all_pauses(keys))).get(run_id)
     acks: dict[str, list[PauseAck]] = {}
-    for ack in await read_acks(ledger.redis, keys):
+    for ack in (yield from ask(all_acks(keys))):
         acks.setdefault(ack.node_id, []).append(ack.of_run(run_id) if run_id else ack)
     # Every process that ever said something, and the first one of each node that is listed.
     asked = {(ack.node_id, ack.process) for said in acks.values() for ack in said}
     asked |= {(node.node_id, 0) for node in nodes}
     present: dict[str, dict[int, int]] = {}
-    for (node_id, process), processes in (await read_presence(ledger.redis, keys, sorted(asked))).items():
+    for (node_id, process), processes in (yield from ask(presence(keys, sorted(asked)))).items():
         present.setdefault(node_id, {})[process] = processes
     listed = {node.node_id for node in nodes}
     shares = [_share(node, pause, acks.get(node.node_id, []), present.get(node.node_id, {})) for node in nodes]
@@ -121,33 +120,35 @@ def _share(node: NodeRecord, pause: Pause | None, acks: Sequence[PauseAck], pres
     )
 
 
-async def pause_inference(
-    ledger: AsyncLedger,
-    nodes: Nodes,
-    *,
-    mode: PauseMode = "drain",
-    timeout_s: float = TIMEOUT_S,
-    lease_s: float = LEASE_S,
-    run_id: str = "",
-) -> InferenceState:
-    """Returns when no node lets a call (of the run) pass and none is in flight. Raises `NotPaused`,
-    `LedgerUnavailable`."""
-    await set_pause(ledger.redis, ledger.calls.keys, lease_s=lease_s, mode=mode, run_id=run_id)
-    state = await inference_state(ledger, await nodes(), run_id)
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not state.drained:
-                await asyncio.sleep(_STEP_S)
-                state = await inference_state(ledger, await nodes(), run_id)
-    except TimeoutError:
-        late = [f"{n.node_id} ({n.in_flight or 'its proxy has not said'})" for n in state.nodes if n.late]
-        text = (
-            f"after {timeout_s:g} s there are perhaps still model calls in flight on {', '.join(late) or 'some node'}"
-        )
-        raise NotPaused(f"{text}; the pause holds for {lease_s:g} s: resume to end it") from None
+def pause_inference(
+    calls: Calls, *, mode: PauseMode, timeout_s: float, lease_s: float, run_id: str
+) -> Steps[InferenceState]:
+    """Returns when no node lets a call (of the run) pass and none is in flight. Raises `NotPaused`."""
+    wrong = [
+        f"{name}: {value:g}; more than 0, at most {LONGEST_S:.0f}"
+        for name, value in (("timeout_s", timeout_s), ("lease_s", lease_s))
+        if not 0 < value <= LONGEST_S
+    ]
+    if wrong:
+        raise InvalidInput("pause", wrong)
+    yield from ask(pausing(calls.keys, lease_s=lease_s, mode=mode, run_id=run_id))
+    until = time.monotonic() + timeout_s
+    while not (state := (yield from inference_state(calls, run_id))).drained:
+        if time.monotonic() >= until:
+            raise NotPaused(_too_late(state, timeout_s, lease_s))
+        yield Sleep(_STEP_S)
     return state
 
 
-async def resume_inference(ledger: AsyncLedger, run_id: str = "") -> bool:
-    """Whether there was a pause. Raises `LedgerUnavailable`."""
-    return await clear_pause(ledger.redis, ledger.calls.keys, run_id)
+def _too_late(state: InferenceState, timeout_s: float, lease_s: float) -> str:
+    late = [f"{n.node_id} ({n.in_flight or 'its proxy has not said'})" for n in state.nodes if n.late]
+    where = ", ".join(late) or "some node"
+    return (
+        f"after {timeout_s:g} s there are perhaps still model calls in flight on {where}; the pause holds for "
+        f"{lease_s:g} s: resume to end it"
+    )
+
+
+def resume_inference(calls: Calls, run_id: str) -> Steps[bool]:
+    """Whether there was a pause."""
+    return (yield from ask(resuming(calls.keys, run_id)))

@@ -1,157 +1,122 @@
-"""Results as they come and their acknowledgement, for both clients."""
+"""Reading tasks, rollouts and events: the steps, for both clients."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
-from typing import Any
+import time
+from typing import TypeVar
 
-from polarq.client.acknowledging import acknowledge_async, acknowledge_now, batches, is_rollout_id
-from polarq.client.results import Trajectories
-from polarq.client.streaming import OUTAGE_S, Stream, carry_out, carry_out_async
-from polarq.contracts.rollout import RolloutResult, TaskResult
-from polarq.errors import InvalidInput, TaskNotFound
-from polarq.ledger import AsyncLedger, Calls, Ledger
-from polarq.store.archive import Archive
-from polarq.topology import Topology
+from polarq.client.results import Trajectories, assemble, payload_refs
+from polarq.client.steps import Outage, Steps, ask, patiently, work
+from polarq.contracts.rollout import PayloadRef, RolloutResult, TaskResult
+from polarq.errors import InvalidInput, PayloadMissing, ResultTimeout, TaskNotFound
+from polarq.ledger import Calls, TaskHead, TaskRecord
+from polarq.ledger.following import EVENT_ID, events_after, position
+from polarq.store.payloads import get_payload, read_raw
 
+T = TypeVar("T")
 
-def _stream(
-    calls: Calls, task_ids: str | Iterable[str], run_id: str | None, *, seen: Collection[str], **how: Any
-) -> Stream:
-    several = [task_ids] if isinstance(task_ids, str) else list(task_ids)
-    if not several and run_id is None:
-        raise InvalidInput("results", ["name the tasks, or give a run_id"])
-    return Stream(calls, several, run_id, seen=frozenset(seen), **how)
+_WAIT_STEP_S = 5.0
+"""Longest wait on the event stream before the ledger itself is read again: an event may be lost, a record is not."""
 
 
-class ReadsResults:
-    """What `Client` can do with results beside `get` and `wait`."""
+def _known(found: T | None, task_id: str) -> T:
+    if found is None:
+        raise TaskNotFound(f"no task '{task_id}' in the ledger (never submitted, or expired)")
+    return found
 
-    ledger: Ledger
-    topology: Topology
 
-    def results(
-        self,
-        task_ids: str | Iterable[str] = (),
-        *,
-        run_id: str | None = None,
-        trajectories: Trajectories | str = Trajectories.FULL,
-        seen: Collection[str] = (),
-        timeout_s: float | None = None,
-        outage_s: float = OUTAGE_S,
-    ) -> Iterator[RolloutResult]:
-        """Each rollout's result as it commits, of these tasks and of all tasks of the run: those that ended before
-        too, each once. Ends when all have ended; a run's tasks that are submitted meanwhile are followed as well.
+def head_of(calls: Calls, task_id: str) -> Steps[TaskHead]:
+    """A task's state and counters, without its rollouts. Raises `TaskNotFound`."""
+    return _known((yield from ask(calls.head(task_id))), task_id)
 
-        Acknowledged rollouts are left out, and those in `seen` (rollout ids): a trainer that stores, then
-        acknowledges, goes on after its own restart where it was.
 
-        Raises `ResultTimeout` when `timeout_s` are over and rollouts are still under way, `TaskNotFound` for a task
-        that is not in the ledger, `LedgerUnavailable` when Redis is away at the start, or later for `outage_s`, and at
-        the very end `PayloadMissing` when something that was captured is not in the store.
-        """
-        how: dict[str, Any] = {
-            "trajectories": Trajectories(trajectories),
-            "seen": seen,
-            "timeout_s": timeout_s,
-            "outage_s": outage_s,
-        }
-        stream = _stream(self.ledger.calls, task_ids, run_id, **how)
-        return (step for step in carry_out(stream, self.ledger) if isinstance(step, RolloutResult))
+def record_of(calls: Calls, task_id: str, *, with_request: bool = False) -> Steps[TaskRecord]:
+    """The ledger's own picture of a task. Raises `TaskNotFound`."""
+    return _known((yield from ask(calls.task(task_id, with_request=with_request))), task_id)
 
-    def groups(
-        self,
-        task_ids: str | Iterable[str] = (),
-        *,
-        run_id: str | None = None,
-        trajectories: Trajectories | str = Trajectories.FULL,
-        seen: Collection[str] = (),
-        timeout_s: float | None = None,
-        outage_s: float = OUTAGE_S,
-    ) -> Iterator[TaskResult]:
-        """As `results`, a whole task at a time, as each ends. A task is left out when all its rollouts are."""
-        how: dict[str, Any] = {
-            "trajectories": Trajectories(trajectories),
-            "seen": seen,
-            "timeout_s": timeout_s,
-            "outage_s": outage_s,
-        }
-        stream = _stream(self.ledger.calls, task_ids, run_id, whole_tasks=True, **how)
-        return (step for step in carry_out(stream, self.ledger) if isinstance(step, TaskResult))
 
-    def acknowledge(self, target: str | Iterable[str]) -> int:
-        """Says that these results are stored: a task id (or one rollout id), or several rollout ids. Their payloads
-        and captured calls are archived, if the deployment has an archive, and deleted; outcome and reward stay.
+def _payload(ref: PayloadRef) -> Steps[RolloutResult]:
+    """Fetched here, decoded where it holds nobody up: it may be 50 MB. Raises `PayloadMissing`, `PayloadCorrupt`."""
+    read = get_payload(ref)
+    replies = yield from ask(read_raw(read.commands))
+    return (yield from work(lambda: read.read(replies)))
 
-        Answers how many were not acknowledged before. Raises `NotEnded` when one has not ended, `TaskNotFound`,
-        `ArchiveFailed`; of the task it is raised for, nothing was acknowledged (of several tasks, those before were).
-        """
-        archive = Archive.of(self.topology)
-        if not isinstance(target, str):
-            return sum(acknowledge_now(self.ledger, archive, *batch) for batch in batches(target))
+
+def get(calls: Calls, task_id: str, wanted: Trajectories) -> Steps[TaskResult]:
+    record = yield from record_of(calls, task_id, with_request=True)
+    payloads: dict[str, RolloutResult] = {}
+    if wanted is Trajectories.FULL:
         try:
-            return acknowledge_now(self.ledger, archive, target, ())
-        except TaskNotFound:
-            if not is_rollout_id(target):
+            for rollout_id, ref in payload_refs(record).items():
+                payloads[rollout_id] = yield from _payload(ref)
+        except PayloadMissing:
+            now = yield from record_of(calls, task_id)
+            if payload_refs(now) == payload_refs(record):
                 raise
-            return self.acknowledge([target])
+            return (yield from get(calls, task_id, wanted))  # acknowledged meanwhile
+    assert record.request is not None
+    return assemble(record, payloads, wanted, record.request.metadata)
 
 
-class ReadsResultsAsync:
-    """The same for `AsyncClient`; see `ReadsResults`."""
+def rollout(calls: Calls, rollout_id: str) -> Steps[RolloutResult]:
+    record = yield from record_of(calls, rollout_id.rpartition(".")[0])
+    ref = payload_refs(record).get(rollout_id)
+    if ref is not None:
+        return (yield from _payload(ref))
+    for result in assemble(record, {}, Trajectories.REFS, {}).results:
+        if result.rollout_id == rollout_id:
+            return result
+    raise TaskNotFound(f"rollout '{rollout_id}' has not ended, or does not exist")
 
-    ledger: AsyncLedger
-    topology: Topology
 
-    async def results(
-        self,
-        task_ids: str | Iterable[str] = (),
-        *,
-        run_id: str | None = None,
-        trajectories: Trajectories | str = Trajectories.FULL,
-        seen: Collection[str] = (),
-        timeout_s: float | None = None,
-        outage_s: float = OUTAGE_S,
-    ) -> AsyncIterator[RolloutResult]:
-        how: dict[str, Any] = {
-            "trajectories": Trajectories(trajectories),
-            "seen": seen,
-            "timeout_s": timeout_s,
-            "outage_s": outage_s,
-        }
-        stream = _stream(self.ledger.calls, task_ids, run_id, **how)
-        async for step in carry_out_async(stream, self.ledger):
-            if isinstance(step, RolloutResult):
-                yield step
+def wait(calls: Calls, task_id: str, timeout_s: float | None, wanted: Trajectories) -> Steps[TaskResult]:
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        after = yield from ask(calls.last_event_id())
+        head = yield from head_of(calls, task_id)
+        if head.state.terminal:
+            return (yield from get(calls, task_id, wanted))
+        yield from _next_event(calls, task_id, after, _remaining(deadline, head))
 
-    async def groups(
-        self,
-        task_ids: str | Iterable[str] = (),
-        *,
-        run_id: str | None = None,
-        trajectories: Trajectories | str = Trajectories.FULL,
-        seen: Collection[str] = (),
-        timeout_s: float | None = None,
-        outage_s: float = OUTAGE_S,
-    ) -> AsyncIterator[TaskResult]:
-        how: dict[str, Any] = {
-            "trajectories": Trajectories(trajectories),
-            "seen": seen,
-            "timeout_s": timeout_s,
-            "outage_s": outage_s,
-        }
-        stream = _stream(self.ledger.calls, task_ids, run_id, whole_tasks=True, **how)
-        async for step in carry_out_async(stream, self.ledger):
-            if isinstance(step, TaskResult):
-                yield step
 
-    async def acknowledge(self, target: str | Iterable[str]) -> int:
-        archive = Archive.of(self.topology)
-        if not isinstance(target, str):
-            return sum([await acknowledge_async(self.ledger, archive, *batch) for batch in batches(target)])
-        try:
-            return await acknowledge_async(self.ledger, archive, target, ())
-        except TaskNotFound:
-            if not is_rollout_id(target):
-                raise
-            return await self.acknowledge([target])
+def _next_event(calls: Calls, task_id: str, after: str, wait_s: float) -> Steps[None]:
+    """Returns when something happened to the task, or after `wait_s` (at most `_WAIT_STEP_S`)."""
+    until = time.monotonic() + min(wait_s, _WAIT_STEP_S)
+    while (left := until - time.monotonic()) > 0:
+        events = yield from ask(events_after(calls, after, left))
+        if any(event.data.get("task_id") == task_id for event in events):
+            return
+        after = events[-1].event_id if events else after
+
+
+def _remaining(deadline: float | None, head: TaskHead) -> float:
+    if deadline is None:
+        return _WAIT_STEP_S
+    left = deadline - time.monotonic()
+    if left <= 0:
+        ended = f"{head.counts.ended} of {head.counts.total} rollouts ended"
+        raise ResultTimeout(f"task '{head.task_id}' has {ended}; it goes on, ask again later")
+    return left
+
+
+def follow(calls: Calls, task_id: str | None, after: str | None, wait_s: float, outage: Outage) -> Steps[None]:
+    """Yields events as they happen."""
+    if after is not None and not EVENT_ID.fullmatch(after):
+        raise InvalidInput("follow", [f"after: '{after[:60]}' is not an event id, such as 1764420000000-0"])
+    last = after or (yield from ask(calls.last_event_id()))
+    if task_id is not None:
+        yield from head_of(calls, task_id)
+    end: str | None = None
+    while end is None or position(last) < position(end):
+        if task_id is not None and end is None:
+            head = _known((yield from patiently(calls.head(task_id), outage, lambda: wait_s)), task_id)
+            if head.state.terminal:
+                end = yield from patiently(calls.last_event_id(), outage, lambda: wait_s)
+        call = events_after(calls, last, wait_s if end is None else 0.001)
+        events = yield from patiently(call, outage, lambda: wait_s)
+        for event in events:
+            last = event.event_id
+            if task_id is None or event.data.get("task_id") == task_id:
+                yield event
+        if end is not None and not events:
+            return

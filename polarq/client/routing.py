@@ -1,4 +1,4 @@
-"""Which nodes can run a task, which node's queue each of its rollouts is rung on, and what it waits for otherwise.
+"""Which nodes can run a task, which nodes' queues are rung for it, and what it waits for otherwise.
 
 A node can run a task when it carries the asked labels, serves the asked model, has the sandbox, and is the one the task
 is pinned to. What is not known of a node (one that never started, an engine that never said its model) is never held
@@ -49,13 +49,33 @@ class Candidate:
         return self.record.runtimes if self.record is not None else []
 
     @property
-    def load(self) -> float:
-        """0: idle, 1: as much in hand and waiting as it can hold."""
+    def in_hand(self) -> int:
+        """Rollouts that it has, as its last heartbeat said."""
         if self.record is None:
-            return 0.0
+            return 0
         m = self.record.metrics
         busy = m.init_queue_depth + m.init_inflight + m.ready_depth + m.run_inflight + m.postrun_queue_depth
-        return (busy + m.postrun_inflight + self.record.queue_depth) / self.capacity
+        return busy + m.postrun_inflight
+
+    @property
+    def taken(self) -> int:
+        """Rollouts that it has, and doorbells in its queue."""
+        return self.in_hand + (0 if self.record is None else self.record.queue_depth)
+
+    @property
+    def load(self) -> float:
+        """0: idle, 1: as much in hand and waiting as it can hold."""
+        return self.taken / self.capacity
+
+    @property
+    def free(self) -> int:
+        """Places that nothing is in or on its way to."""
+        return max(0, self.capacity - self.taken)
+
+    @property
+    def room(self) -> int:
+        """Doorbells that its queue takes now: for its free places, and a few ahead."""
+        return max(0, self.capacity + ahead(self.capacity) - self.taken)
 
     @property
     def capacity(self) -> int:
@@ -154,23 +174,32 @@ def _demands(task: Task, fleet: Sequence[Candidate]) -> Iterator[Demand]:
         )
 
 
-def choose_queues(task: Task, nodes: Sequence[NodeRecord], topology: Topology) -> list[str]:
-    """One queue per rollout, in sample order. Raises `InvalidTask` for a task that no node can run."""
-    can = able(task, fleet_of(nodes, topology))
-    # Where none takes work now, the doorbells wait with those that live, else with all that can.
-    takers = [c for c in can if c.idle_because is None]
-    live = [c for c in can if c.record is not None and c.record.alive and not c.record.draining]
-    loads = [(c.load, c.node_id, c.capacity) for c in takers or live or can]
+def ahead(capacity: int) -> int:
+    """Doorbells in a full node's queue, so that a place that gets free is taken at once."""
+    return 2 + capacity // 8
+
+
+def choose_queues(task: Task, nodes: Sequence[NodeRecord], topology: Topology, count: int | None = None) -> list[str]:
+    """Queues to ring for a task's `count` rollouts (all of them), one entry per doorbell, least loaded nodes first.
+
+    Fewer than `count`, or none, when no more have a place soon: a doorbell is for a place and not for a rollout, and
+    the node that rings itself (it does when a place gets free, and when it starts to take work) gives the place to what
+    stands first in line. Raises `InvalidTask` for a task that no node can run.
+    """
+    takers = [c for c in able(task, fleet_of(nodes, topology)) if c.idle_because is None]
+    wanted = task.num_samples if count is None else count
     if task.placement.policy == "together":
-        return [min(loads)[1]] * task.num_samples
-    return _spread(loads, task.num_samples)
+        takers = sorted(takers, key=lambda c: (c.load, c.node_id))[:1]
+    return _spread(takers, wanted)
 
 
-def why_waiting(task: Task, nodes: Sequence[NodeRecord], topology: Topology, run: RunState) -> str | None:
-    """What the waiting rollouts of a task wait for, when it is more than a free place; one line."""
+def why_waiting(
+    task: Task, nodes: Sequence[NodeRecord], topology: Topology, run: RunState, most: int | None
+) -> str | None:
+    """What the waiting rollouts of a task wait for, when it is more than a free place; one line. `most`: how many
+    rollouts of its run may be in flight."""
     if run.paused:
         return f"run '{task.run_id}' to be resumed"
-    most = topology.limits.of_run(task.run_id).max_in_flight
     if most is not None and run.held >= most:
         return f"run '{task.run_id}', of which {run.held} rollouts are in flight and at most {most} may be"
     try:
@@ -185,15 +214,16 @@ def why_waiting(task: Task, nodes: Sequence[NodeRecord], topology: Topology, run
     return f"a node that can run it ({names}{more})"
 
 
-def _spread(loads: list[tuple[float, str, int]], count: int) -> list[str]:
+def _spread(takers: Sequence[Candidate], count: int) -> list[str]:
     """Least relative load first; each assignment counts before the next."""
-    heap = list(loads)
+    heap = [(c.load, c.node_id, c.room, c.capacity) for c in takers if c.room]
     heapq.heapify(heap)
-    queues = []
-    for _ in range(count):
-        load, node_id, capacity = heapq.heappop(heap)
+    queues: list[str] = []
+    while heap and len(queues) < count:
+        load, node_id, room, capacity = heapq.heappop(heap)
         queues.append(node_id)
-        heapq.heappush(heap, (load + 1 / capacity, node_id, capacity))
+        if room > 1:
+            heapq.heappush(heap, (load + 1 / capacity, node_id, room - 1, capacity))
     return queues
 
 

@@ -20,8 +20,8 @@ PROGRESS = "PROGRESS"
 STARTED = "STARTED"
 
 
-def publish_state(app: Celery, client: Client, task_id: str) -> None:
-    """Stores the task's present state under every Celery id that waits for it.
+def publish_state(app: Celery, client: Client, task_id: str) -> TaskHead:
+    """Stores the task's present state under every Celery id that waits for it, and returns what it stored.
 
     Two workers may publish at once. Each reads the ledger again after it wrote, so the last writer wrote what is true.
     """
@@ -30,7 +30,7 @@ def publish_state(app: Celery, client: Client, task_id: str) -> None:
         _store(app, client, head)
         now = client.head(task_id)
         if now == head:
-            return
+            return head
         head = now
 
 

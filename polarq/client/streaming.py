@@ -4,56 +4,38 @@ The event stream says that a rollout ended; what it ended with is read from the 
 trimmed or lost, records are not: after every gap (a cursor older than the stream's first entry or newer than its last
 one, a connection that broke, a Redis that restarted), and once in a while anyway, the tasks' counters are compared.
 
-What has to be done is one sequence of steps for both clients, `Stream.steps`. They carry the steps out.
+What has to be done is one sequence of steps for both clients, `Stream.steps`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from polarq.client.results import Trajectories, assemble, from_summary, payload_refs
+from polarq.client.steps import Outage, Steps, patiently, work
+from polarq.contracts.base import check_id
 from polarq.contracts.event import Event
-from polarq.contracts.rollout import PayloadRef, RolloutResult, RolloutState, TaskResult
+from polarq.contracts.rollout import PayloadRef, RolloutResult, RolloutState
 from polarq.contracts.task import split_rollout_id
-from polarq.errors import LedgerUnavailable, PayloadMissing, ResultTimeout, TaskNotFound
-from polarq.ledger import AsyncLedger, Call, Calls, Ledger, RolloutRecord, TaskRecord
-from polarq.ledger.following import News, Progress, ended_rollouts, news, progress, request_metadata
-from polarq.store.payloads import get_payload
+from polarq.errors import InvalidInput, PayloadMissing, ResultTimeout, TaskNotFound
+from polarq.ledger import Call, Calls, RolloutRecord
+from polarq.ledger.control import tasks_of
+from polarq.ledger.following import ended_rollouts, news, progress, request_metadata
+from polarq.store.payloads import get_payload, read_raw
+
+T = TypeVar("T")
 
 log = logging.getLogger("polarq.client.results")
-
-OUTAGE_S = 600.0
-"""How long Redis may be away in the middle of a stream."""
 
 _WAIT_S = 5.0
 COMPARE_S = 30.0
 """How often the tasks' counters are compared without a reason."""
 _PER_CALL = 500
 _BATCH_BYTES = 16 * 1024 * 1024
-_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """A step: wait."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A step: compute something that may take long."""
-
-    make: Callable[[], list[RolloutResult]]
-
-
-Step = Call[Any] | Pause | Work | RolloutResult | TaskResult
-Steps = Generator[Step, Any, Any]
 
 
 @dataclass(slots=True)
@@ -80,34 +62,32 @@ class Stream:
     """Rollout ids that are left out."""
     whole_tasks: bool = False
     timeout_s: float | None = None
-    outage_s: float = OUTAGE_S
+    outage: Outage = field(default_factory=Outage)
+    """How long Redis may be away once the stream has begun."""
     _open: dict[str, _Group] = field(default_factory=dict)
     _over: set[str] = field(default_factory=set)
     _fresh: list[str] = field(default_factory=list)
     """Tasks of which nothing is known yet."""
     _lost: list[str] = field(default_factory=list)
-    _gap: bool = False
     _begun: bool = False
     _began_at: float = field(default_factory=time.monotonic)
-    _away_since: float | None = None
 
-    def steps(self) -> Steps:
-        """The steps, to be carried out one after the other; `send` the answer of each. The answer of a call may be the
-        `LedgerUnavailable` it met."""
-        cursor: str = yield from self._ask(self.calls.last_event_id())
+    def steps(self) -> Steps[None]:
+        """Yields the results among the steps."""
+        cursor = yield from self._ask(self.calls.last_event_id())
         self._fresh = list(dict.fromkeys(self.task_ids))
         yield from self._find_run()
         yield from self._compare()
         self._begun = True
         compared_at = time.monotonic()
         while self._open:
-            said: News = yield from self._ask(news(self.calls, cursor, self._wait_s()))
+            said = yield from self._ask(news(self.calls, cursor, self._wait_s()))
             cursor = said.cursor
-            if said.gap or self._gap or time.monotonic() - compared_at > COMPARE_S:
-                if said.gap or self._gap:
+            if said.gap or self.outage.was or time.monotonic() - compared_at > COMPARE_S:
+                if said.gap or self.outage.was:
                     log.info("events may be missing: the ledger is read again for %d open tasks", len(self._open))
                     yield from self._find_run()
-                self._gap = False
+                self.outage.was = False
                 yield from self._compare()
                 compared_at = time.monotonic()
             else:
@@ -120,26 +100,24 @@ class Stream:
 
     # --- what there is
 
-    def _find_run(self) -> Steps:
+    def _find_run(self) -> Steps[None]:
         """The run's tasks that are not known yet."""
         if self.run_id is None:
             return
-        task_ids: list[str] = yield from self._ask(self.calls.recent_task_ids(-1))
-        for some in _slices(task_ids):
-            rows: list[Progress | None] = yield from self._ask(progress(self.calls.keys, some))
-            self._fresh += [row.task_id for row in rows if row and row.run_id == self.run_id and self._is_new(row)]
-        if not self._begun and not self._fresh:
-            raise TaskNotFound(f"no task of run '{self.run_id}' in the ledger (never submitted, or expired)")
+        task_ids = yield from self._ask(tasks_of(self.calls.keys, self.run_id))
+        if task_ids is None:
+            if not self._begun:
+                raise TaskNotFound(f"no task of run '{self.run_id}' in the ledger (never submitted, or expired)")
+            return
+        asked = {*self._fresh, *self._open, *self._over}
+        self._fresh += [task_id for task_id in task_ids if task_id not in asked]
 
-    def _is_new(self, row: Progress) -> bool:
-        return row.task_id not in self._open and row.task_id not in self._over
-
-    def _compare(self) -> Steps:
+    def _compare(self) -> Steps[None]:
         """Reads whatever ended unnoticed. Raises `TaskNotFound` for a task that is gone, after all others were read."""
         gone: list[str] = []
         fresh, self._fresh = self._fresh, []
         for some in _slices([*fresh, *self._open]):
-            rows: list[Progress | None] = yield from self._ask(progress(self.calls.keys, some))
+            rows = yield from self._ask(progress(self.calls.keys, some))
             ended: list[tuple[str, int]] = []
             for task_id, row in zip(some, rows, strict=True):
                 if row is None:
@@ -154,7 +132,7 @@ class Stream:
         if gone:
             raise TaskNotFound(f"no task '{gone[0]}' in the ledger (never submitted, or expired)")
 
-    def _heed(self, events: Sequence[Event]) -> Steps:
+    def _heed(self, events: Sequence[Event]) -> Steps[None]:
         """Reads what the events say has ended, and learns of the run's new tasks."""
         ended: dict[tuple[str, int], None] = {}
         for event in events:
@@ -173,10 +151,10 @@ class Stream:
 
     # --- what came
 
-    def _read(self, ids: Sequence[tuple[str, int]]) -> Steps:
+    def _read(self, ids: Sequence[tuple[str, int]]) -> Steps[None]:
         """Hands on those of the rollouts that have ended, and takes them off the list."""
         for some in _slices(ids):
-            records: list[RolloutRecord | None] = yield from self._ask(ended_rollouts(self.calls.keys, some))
+            records = yield from self._ask(ended_rollouts(self.calls.keys, some))
             came: list[tuple[_Group, RolloutRecord]] = []
             for (task_id, index), record in zip(some, records, strict=True):
                 group = self._open.get(task_id)
@@ -196,7 +174,7 @@ class Stream:
                     if self.whole_tasks and group.unread:
                         yield from self._whole(task_id)
 
-    def _hand_on(self, came: Sequence[tuple[_Group, RolloutRecord]]) -> Steps:
+    def _hand_on(self, came: Sequence[tuple[_Group, RolloutRecord]]) -> Steps[None]:
         batch: list[tuple[str, PayloadRef]] = []
         for group, record in came:
             ref = record.summary.payload if record.summary is not None else None
@@ -212,23 +190,23 @@ class Stream:
             yield from_summary(task_id, group.run_id, record, self.trajectories, group.metadata or {})
         yield from (yield from self._fetched(batch))
 
-    def _whole(self, task_id: str) -> Steps:
+    def _whole(self, task_id: str) -> Steps[None]:
         """Hands on a task that has ended."""
-        record: TaskRecord | None = yield from self._ask(self.calls.task(task_id, with_request=True))
+        record = yield from self._ask(self.calls.task(task_id, with_request=True))
         if record is None or record.request is None:
             raise TaskNotFound(f"task '{task_id}' has ended, and is not in the ledger any more")
         refs = list(payload_refs(record).items()) if self.trajectories is Trajectories.FULL else []
-        results: list[RolloutResult] = yield from self._fetched(refs)
+        results = yield from self._fetched(refs)
         by_id = {result.rollout_id: result for result in results}
         yield assemble(record, by_id, self.trajectories, record.request.metadata)
 
-    def _fetched(self, refs: Sequence[tuple[str, PayloadRef]]) -> Steps:
+    def _fetched(self, refs: Sequence[tuple[str, PayloadRef]]) -> Steps[list[RolloutResult]]:
         """The results of payloads, all read in one go; those that are not in the store are noted."""
         reads = [get_payload(ref) for _, ref in refs]
         commands = tuple(command for read in reads for command in read.commands)
         if not commands:
             return []
-        replies: list[Any] = yield from self._ask(Call(list, commands=commands))
+        replies = yield from self._ask(read_raw(commands))
         missing: list[tuple[str, int]] = []
 
         def decoded() -> list[RolloutResult]:
@@ -242,31 +220,21 @@ class Stream:
                 at += ref.chunks
             return results
 
-        results: list[RolloutResult] = yield Work(decoded)
+        results = yield from work(decoded)
         if missing:
             # Acknowledged a moment ago, by somebody else, is no loss.
-            now: list[RolloutRecord | None] = yield from self._ask(ended_rollouts(self.calls.keys, missing))
+            now = yield from self._ask(ended_rollouts(self.calls.keys, missing))
             self._lost += [record.rollout_id for record in now if record and record.acknowledged_at is None]
         return results
 
     # --- asking
 
-    def _ask(self, call: Call[Any]) -> Steps:
+    def _ask(self, call: Call[T]) -> Steps[T]:
         """The answer. Once the stream has begun, Redis may be away for a while."""
-        tries = 0
-        while True:
-            answer = yield call
-            if not isinstance(answer, LedgerUnavailable):
-                self._away_since = None
-                return answer
-            now = time.monotonic()
-            self._away_since = now if self._away_since is None else self._away_since
-            if not self._begun or now - self._away_since > self.outage_s:
-                raise answer
-            log.warning("results wait for the ledger: %s", answer)
-            self._gap = True
-            yield Pause(min(_PAUSES_S[min(tries, len(_PAUSES_S) - 1)], self._wait_s()))
-            tries += 1
+        if not self._begun:
+            answer: T = yield call
+            return answer
+        return (yield from patiently(call, self.outage, self._wait_s))
 
     def _wait_s(self) -> float:
         """How long to wait now. Raises `ResultTimeout` when the time is over."""
@@ -290,50 +258,22 @@ def _slices(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
         yield items[start : start + _PER_CALL]
 
 
-def carry_out(stream: Stream, ledger: Ledger) -> Iterator[RolloutResult | TaskResult]:
-    """The stream, in a thread. Raises `ResultTimeout`, `TaskNotFound`, `LedgerUnavailable`, `PayloadMissing`,
-    `PayloadCorrupt`."""
-    steps = stream.steps()
-    answer: Any = None
-    while True:
-        try:
-            step = steps.send(answer)
-        except StopIteration:
-            return
-        answer = None
-        match step:
-            case Call():
-                try:
-                    answer = ledger.do(step)
-                except LedgerUnavailable as exc:
-                    answer = exc
-            case Pause():
-                time.sleep(step.seconds)
-            case Work():
-                answer = step.make()
-            case _:
-                yield step
-
-
-async def carry_out_async(stream: Stream, ledger: AsyncLedger) -> AsyncIterator[RolloutResult | TaskResult]:
-    """The same on an event loop; payloads are decoded beside it."""
-    steps = stream.steps()
-    answer: Any = None
-    while True:
-        try:
-            step = steps.send(answer)
-        except StopIteration:
-            return
-        answer = None
-        match step:
-            case Call():
-                try:
-                    answer = await ledger.do_blocking(step)
-                except LedgerUnavailable as exc:
-                    answer = exc
-            case Pause():
-                await asyncio.sleep(step.seconds)
-            case Work():
-                answer = await asyncio.to_thread(step.make)
-            case _:
-                yield step
+def stream(
+    calls: Calls,
+    task_ids: str | Iterable[str],
+    run_id: str | None,
+    trajectories: Trajectories,
+    seen: Collection[str],
+    *,
+    whole_tasks: bool = False,
+    timeout_s: float | None,
+    outage_s: float,
+) -> Steps[None]:
+    """What `results` and `groups` do. Raises `InvalidInput`, at once, where nothing is asked for."""
+    several = [task_ids] if isinstance(task_ids, str) else list(task_ids)
+    if not several and run_id is None:
+        raise InvalidInput("results", ["name the tasks, or give a run_id"])
+    if run_id is not None:
+        check_id("run", run_id)
+    made = Stream(calls, several, run_id, trajectories, frozenset(seen), whole_tasks, timeout_s, Outage(outage_s))
+    return made.steps()

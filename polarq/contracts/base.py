@@ -1,22 +1,35 @@
 """What every contract shares: frozen, strict about keys, and errors that name the key.
 
 `Contract` refuses unknown keys with the nearest known one, because a key that is silently dropped (Polar drops
-`num_rollouts`, and the caller gets one sample) costs its user days.
+`num_rollouts`, and the caller gets one sample) costs its user days. What another polarq process recorded is read with
+`stored`, which leaves out keys that only a later version knows: results outlive the update of a fleet.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from polarq.errors import InvalidInput, InvalidTask
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 """Task, run and node ids: safe as file name, Redis key part, queue name and URL path segment."""
+
+
+_STORED = {"polarq": "stored"}
+
+
+def check_id(what: str, value: str) -> str:
+    """The id, if it can be one. Raises `InvalidInput`."""
+    if not re.fullmatch(ID_PATTERN, value):
+        shown = f"{value[:60]}..." if len(value) > 60 else value
+        raise InvalidInput(what, [f"'{shown}' is no id: letters, digits, '.', '_' and '-', at most 128, no blanks"])
+    return value
 
 
 class Contract(BaseModel):
@@ -29,9 +42,11 @@ class Contract(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_keys(cls, data: Any) -> Any:
+    def _refuse_unknown_keys(cls, data: Any, info: ValidationInfo) -> Any:
         if not isinstance(data, Mapping):
             return data
+        if info.context is _STORED:
+            return {key: value for key, value in data.items() if key in cls.model_fields}
         values = dict(data)
         for foreign, ours in cls.renamed_keys.items():
             if foreign in values:
@@ -44,6 +59,16 @@ class Contract(BaseModel):
             told = {str(key): _unknown(key, known) for key in unknown}
             raise PydanticCustomError("unknown_key", "{text}", {"text": "; ".join(told.values()), "keys": told})
         return values
+
+    @classmethod
+    def stored(cls, data: str | bytes | Mapping[str, Any]) -> Self:
+        """Reads a record (JSON or a mapping) that a polarq process wrote, which may be of a later version: what is
+        unknown here is left out. Raises pydantic's `ValidationError`. Not for requests: what is asked for is done or
+        refused.
+        """
+        if isinstance(data, Mapping):
+            return cls.model_validate(data, context=_STORED)
+        return cls.model_validate_json(data, context=_STORED)
 
     @classmethod
     def parse(cls, data: Any, *, what: str | None = None, error: type[InvalidInput] = InvalidTask) -> Self:

@@ -45,6 +45,7 @@ class NodeRecord(Contract):
     loop_lag_s: float | None = Field(None, ge=0)
     """How late the engine's loop turns: 99th percentile of the last minute, in seconds."""
     queue_depth: int = Field(0, ge=0)
+    """Messages in its queue: for free places and a few ahead. What waits is in the ledger, for any node."""
     places: int = Field(0, ge=0)
     """Rollouts it holds at once, over all stages; 0: not said."""
     proxy_url: str = ""

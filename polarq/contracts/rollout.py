@@ -182,12 +182,37 @@ class RolloutSummary(Contract):
     traces: int = 0
     sampled_tokens: int = 0
     trainable_tokens: int = 0
-    oldest_version: str | None = None
-    newest_version: str | None = None
+    versions: list[str] = []
+    """Policy versions that sampled tokens, as the engines name them, in order of appearance."""
     timing: Timing = Timing()
     payload: PayloadRef | None = None
     early_stop: EarlyStop | None = None
     """With the reason `early_stop`: what its group had reached."""
+
+
+class Loss(Contract):
+    """An attempt that ended with the loss of its worker."""
+
+    attempt: int
+    node_id: str
+    stage: RolloutState
+    cause: str
+    """`node_gone`, `worker_gone` (another has its place now), or `lease_expired` (it lives, and did not renew)."""
+    how: str = ""
+    """How the worker ended, where that is known."""
+    beside: int = 0
+    """Rollouts that were lost with it."""
+    share: float = 1.0
+    """How much of the loss is held against this rollout, 0 to 1: see `gateway.max_attempts`."""
+    at: datetime
+
+    @property
+    def line(self) -> str:
+        """For a person."""
+        what = {"node_gone": "the node was gone", "worker_gone": "its worker was gone"}
+        said = [what.get(self.cause, "its lease was not renewed"), *([self.how] if self.how else [])]
+        company = f", with {self.beside} other{'' if self.beside == 1 else 's'}" if self.beside else ""
+        return f"attempt {self.attempt} on {self.node_id} while {self.stage.value}: {': '.join(said)}{company}"
 
 
 class RolloutResult(Contract):
@@ -200,6 +225,12 @@ class RolloutResult(Contract):
     index: int = Field(ge=0)
     """Stable whole number of the rollout within its group."""
     attempt: int = Field(0, ge=0)
+    policy_version: int | None = None
+    """The run's when this attempt was claimed; None: its trainer had published none. The rollout's staleness is the
+    run's version now less this one. What really sampled is in `versions`."""
+    versions: list[str] = []
+    """Policy versions that sampled tokens, as the engines name them (text), in order of appearance; empty where they
+    name none. Token by token: `Trace.weight_versions`."""
     node_id: str | None = None
     outcome: Outcome
     reward: Reward | None = None
@@ -207,6 +238,8 @@ class RolloutResult(Contract):
     """None where trajectories were left out, or when the rollout never captured anything."""
     payload: PayloadRef | None = None
     harness: HarnessReport | None = None
+    losses: list[Loss] = []
+    """Earlier attempts that ended with the loss of their worker, the newest 20."""
     timing: Timing = Timing()
     started_at: datetime | None = None
     ended_at: datetime | None = None

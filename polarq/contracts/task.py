@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -203,12 +204,24 @@ class Task(Contract):
         return f"{self.task_id}.{index}"
 
 
+_INDEX = re.compile("[0-9]{1,6}")
+
+
 def split_rollout_id(rollout_id: str) -> tuple[str, int]:
     """(task_id, index) of a rollout id; raises ValueError when it is not one."""
     task_id, dot, index = rollout_id.rpartition(".")
-    if not dot or not index.isdecimal():
-        raise ValueError(f"'{rollout_id}' is not a rollout id (<task_id>.<index>)")
+    if not dot or not _INDEX.fullmatch(index):
+        shown = f"{rollout_id[:200]}..." if len(rollout_id) > 200 else rollout_id
+        raise ValueError(f"'{shown}' is not a rollout id (<task_id>.<index>)")
     return task_id, int(index)
+
+
+def maybe_rollout_id(any_id: str) -> tuple[str, int] | None:
+    """(task_id, index) where the id may be a rollout's: a task's own id may end in a number too."""
+    try:
+        return split_rollout_id(any_id)
+    except ValueError:
+        return None
 
 
 def _own_strings(data: Mapping[Any, Any]) -> dict[str, Any]:

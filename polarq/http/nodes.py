@@ -7,9 +7,9 @@ from itertools import islice
 
 from aiohttp import web
 
-from polarq.client.pausing import InferenceState, NotPaused
+from polarq.client.pausing import InferenceState
 from polarq.contracts.node import NodeRecord
-from polarq.errors import LedgerUnavailable, NodeNotFound
+from polarq.errors import LedgerUnavailable, NodeNotFound, NotPaused
 from polarq.http.answers import Refused, answer, retry_after
 from polarq.http.metrics import CONTENT_TYPE, metrics_page
 from polarq.http.polar_json import node_info

@@ -181,6 +181,15 @@ class GatewayNodeInfo(TypedDict):
     node: dict[str, Any]
 
 
+class LimitsView(TypedDict):
+    """polarq's own: what bounds the queue and shares the nodes. `version` 0: nobody has published any."""
+
+    version: int
+    by: str
+    published_at: float | None
+    limits: dict[str, Any]
+
+
 class RunRow(TypedDict):
     """polarq's own: one training run, over all its tasks."""
 

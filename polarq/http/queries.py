@@ -10,8 +10,8 @@ import msgspec
 from aiohttp import web
 from pydantic import Field
 
-from polarq.client.controls import MOST_RUN_WORKERS
-from polarq.client.pausing import LEASE_S, TIMEOUT_S
+from polarq.client.controls import LONGEST_DRAIN_S, MOST_RUN_WORKERS
+from polarq.client.pausing import LEASE_S, LONGEST_S, TIMEOUT_S
 from polarq.client.results import Trajectories
 from polarq.contracts.base import ID_PATTERN, Contract
 from polarq.errors import InvalidInput, TaskNotFound
@@ -69,7 +69,10 @@ class DrainQuery(Contract):
     """Parameters of `DELETE /nodes/{node_id}`."""
 
     deadline_seconds: float | None = Field(
-        None, ge=0, description="What has not ended by then goes back to the queue; without it there is no hurry."
+        None,
+        ge=0,
+        le=LONGEST_DRAIN_S,
+        description="What has not ended by then goes back to the queue; without it there is no hurry.",
     )
 
 
@@ -99,8 +102,10 @@ class InferenceQuery(Contract):
 class PauseQuery(InferenceQuery):
     """Parameters of `POST /admin/inference/pause`."""
 
-    timeout_seconds: float = Field(TIMEOUT_S, gt=0, description="How long to wait until no call is in flight.")
-    lease_seconds: float = Field(LEASE_S, gt=0, description="The pause ends by itself after this time.")
+    timeout_seconds: float = Field(
+        TIMEOUT_S, gt=0, le=LONGEST_S, description="How long to wait until no call is in flight."
+    )
+    lease_seconds: float = Field(LEASE_S, gt=0, le=LONGEST_S, description="The pause ends by itself after this time.")
     mode: PauseMode = Field("drain", description="drain: calls in flight end; abort: they are cut.")
 
 

@@ -24,6 +24,7 @@ from polarq.http.queries import (
     TasksQuery,
 )
 from polarq.http.shim import Shim
+from polarq.topology.models import LimitsSection
 
 Handler = Callable[[Shim, web.Request], Awaitable[web.StreamResponse]]
 
@@ -121,6 +122,11 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/admin/runs/{run_id}/policy-version", runs.set_policy_version,
         "Say which policy a run's engines sample with from now on", _SHAPES.RunRow, query=PolicyVersionQuery,
+    ),
+    Route("GET", "/limits", runs.get_limits, "What bounds the queue and shares the nodes", _SHAPES.LimitsView),
+    Route(
+        "POST", "/admin/limits", runs.set_limits, "Set the deployment's limits",
+        _SHAPES.LimitsView, body=LimitsSection, refusals=(400,),
     ),
     Route(
         "GET", "/admin/inference/status", nodes.inference_status, "Whether inference is paused",

@@ -1,17 +1,18 @@
-"""Training runs: which there are, pause and resume, the policy version."""
+"""Training runs: which there are, pause and resume, the policy version; and the limits they share."""
 
 from __future__ import annotations
 
-import re
-
 from aiohttp import web
 
-from polarq.contracts.base import ID_PATTERN
+from polarq.contracts.base import check_id
+from polarq.errors import InvalidInput
 from polarq.http.answers import Refused, answer, problems
-from polarq.http.polar_shapes import RunList, RunRow
-from polarq.http.queries import NoQuery, PolicyVersionQuery, query
+from polarq.http.polar_shapes import LimitsView, RunList, RunRow
+from polarq.http.queries import NoQuery, PolicyVersionQuery, json_object, query
 from polarq.http.shim import Shim
 from polarq.ledger.control import RunState
+from polarq.ledger.limits import Published
+from polarq.topology.models import LimitsSection
 
 
 async def list_runs(shim: Shim, request: web.Request) -> web.StreamResponse:
@@ -42,11 +43,32 @@ async def set_policy_version(shim: Shim, request: web.Request) -> web.StreamResp
     return answer(_row(await shim.client.set_policy_version(_run_id(request), asked.version)))
 
 
+async def get_limits(shim: Shim, request: web.Request) -> web.StreamResponse:
+    """Those that hold: the deployment's, or where nobody has published any, this server's own."""
+    query(request, NoQuery)
+    return answer(_limits(await shim.client.limits()))
+
+
+async def set_limits(shim: Shim, request: web.Request) -> web.StreamResponse:
+    query(request, NoQuery)
+    wanted = LimitsSection.parse(await json_object(request), what="limits", error=InvalidInput)
+    return answer(_limits(await shim.client.set_limits(wanted)))
+
+
+def _limits(now: Published) -> LimitsView:
+    return {
+        "version": now.version,
+        "by": now.by,
+        "published_at": None if now.at is None else now.at.timestamp(),
+        "limits": now.limits.model_dump(mode="json"),
+    }
+
+
 def _run_id(request: web.Request) -> str:
-    run_id = request.match_info["run_id"]
-    if not re.fullmatch(ID_PATTERN, run_id):
-        raise Refused(422, problems([f"run_id: '{run_id}' is not a run id"], "path"))
-    return run_id
+    try:
+        return check_id("run", request.match_info["run_id"])
+    except InvalidInput as exc:
+        raise Refused(422, problems([f"run_id: {problem}" for problem in exc.problems], "path")) from None
 
 
 def _row(run: RunState) -> RunRow:

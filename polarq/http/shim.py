@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+from polarq.callback.lanes import Lanes
 from polarq.callback.outbox import deliver_task_callback
 from polarq.client import AsyncClient
 from polarq.errors import PolarqError, TaskNotFound
@@ -41,6 +42,7 @@ class Shim:
     index: TaskIndex
     requests: RequestCounts
     files: SessionFiles | None
+    lanes: Lanes = field(default_factory=Lanes)
     _work: set[asyncio.Task[None]] = field(default_factory=set)
 
     @classmethod
@@ -118,7 +120,11 @@ class Shim:
         """A task that ended without a worker (cancelled in the queue) has nobody else to send its callback."""
         if record.state.terminal and record.request is not None and record.request.callback_url is not None:
             work = deliver_task_callback(
-                self.client.ledger, self.topology, record.task_id, secret=self.settings.callback_secret
+                self.client.ledger,
+                self.topology,
+                record.task_id,
+                secret=self.settings.callback_secret,
+                lanes=self.lanes,
             )
             self.start(f"callback of task {record.task_id}", work)
 

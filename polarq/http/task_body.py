@@ -21,7 +21,7 @@ from polarq.http.polar_shapes import SessionResult, TaskStatus
 from polarq.ledger import AsyncLedger
 from polarq.ledger.calls import Call
 from polarq.ledger.records import RolloutRecord, TaskRecord
-from polarq.store.payloads import get_payload
+from polarq.store.payloads import get_payload, read_raw
 
 
 def encode(value: Any) -> bytes:
@@ -97,7 +97,7 @@ async def session_json(
         return encode(_without_payload(record, rollout, wanted))
     # The reply is taken as it is, and decoded in a thread: a payload may be 50 MB.
     read = get_payload(ref)
-    raw = await ledger.do(Call(list, commands=read.commands))
+    raw = await ledger.do(read_raw(read.commands))
     return await asyncio.to_thread(_decoded, read, raw, record, rollout)
 
 

@@ -7,7 +7,7 @@ import logging
 
 from aiohttp import web
 
-from polarq.callback.outbox import attempts
+from polarq.callback.record import attempts
 from polarq.client.results import Trajectories
 from polarq.contracts.rollout import Outcome, RolloutState, RolloutSummary, TaskState
 from polarq.errors import TaskNotFound

@@ -70,6 +70,8 @@ class Place:
     runtimes: Sequence[str]
     default_runtime: bool
     runs: Mapping[str, RunShare]
+    incarnation: str = ""
+    """The worker that claims; not part of the choice."""
 
     def as_json(self) -> str:
         return json.dumps(

@@ -6,28 +6,33 @@ A script is called by its digest; when Redis has lost it (restart, failover, SCR
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Iterator
+import logging
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
-import redis
-import redis.asyncio
+from redis import Redis
 from redis import exceptions as redis_errors
+from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
-from polarq.errors import LedgerUnavailable
+from polarq.errors import LedgerUnavailable, NotReplicated
 from polarq.ledger.admission import Admission
-from polarq.ledger.calls import Call, Calls, read_event
+from polarq.ledger.calls import Call, Calls, Server, read_event
 from polarq.ledger.keys import Keys
+from polarq.ledger.refusal import unavailable
+from polarq.ledger.scripts import Script
+from polarq.ledger.servers import REPLICAS_WAIT_MS, async_client, sync_client
 from polarq.topology.models import Topology
+from polarq.topology.redis_address import with_tls
 
 T = TypeVar("T")
+
+log = logging.getLogger("polarq.ledger")
 
 SOCKET_OPTIONS: dict[str, Any] = {
     "socket_connect_timeout": 5.0,
@@ -42,54 +47,11 @@ def calls_for(topology: Topology) -> Calls:
     """Key layout and retention of a deployment."""
     retention = topology.retention
     admission = Admission.of(topology.limits, topology.redis.memory_budget)
-    return Calls(Keys(topology.redis.prefix), retention.events, int(retention.result_s), admission)
-
-
-def without_password(url: str) -> str:
-    """A Redis address fit to be shown."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.hostname or ""
-    host = f"[{host}]" if ":" in host else host
-    port = f":{parts.port}" if parts.port else ""
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}{port}"))
-
-
-def unavailable(exc: Exception, url: str) -> LedgerUnavailable:
-    """One line for what Redis said, and what to do about it. Decided by the error's type, not its words."""
-    shown = without_password(url)
-    where = f"Redis at {shown}"
-    if isinstance(exc, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
-        text = f"{where} refuses the user or password; check POLARQ_REDIS_URL or redis.url in the topology"
-    elif isinstance(exc, redis_errors.NoPermissionError):
-        text = f"{where} refuses a command ({' '.join(str(exc).split())}); rights are listed in configs/redis-acl.conf"
-    elif isinstance(exc, redis_errors.OutOfMemoryError):
-        text = f"{where} is full (maxmemory reached); raise maxmemory, or acknowledge and expire old results"
-    elif isinstance(exc, redis_errors.ReadOnlyError):
-        text = f"{where} is a read-only replica; point polarq at the primary"
-    elif isinstance(exc, redis_errors.BusyLoadingError):
-        text = f"{where} is still loading its data; try again shortly"
-    elif (tls := _tls_problem(exc)) is not None and url.startswith("rediss:"):
-        text = (
-            f"{where} is not believed ({' '.join(str(tls).split())}); check redis.tls_ca, or ?ssl_ca_certs= of the URL"
-        )
-    elif isinstance(exc, redis_errors.TimeoutError):
-        text = f"{where} did not answer in time; check that the server is alive and reachable"
-    elif isinstance(exc, redis_errors.ConnectionError | OSError):
-        text = f"{where} does not answer; start it, or set POLARQ_REDIS_URL to one that runs"
-    elif isinstance(exc, ValueError):
-        text = f"'{shown}' is not a Redis address (redis://host:port/db or rediss://...)"
-    else:
-        text = f"{where} refused a request: {' '.join(str(exc).split())}"
-    return LedgerUnavailable(text)
-
-
-def _tls_problem(exc: BaseException | None) -> ssl.SSLError | FileNotFoundError | None:
-    """What TLS said, or that its certificates are not there, where an error goes back to that."""
-    while exc is not None and not isinstance(exc, ssl.SSLError | FileNotFoundError):
-        exc = exc.__cause__ or exc.__context__
-    return exc
+    redis = topology.redis
+    addresses: dict[Server, str | None] = {"payloads": redis.payload_url, "queues": redis.broker_url}
+    elsewhere = {server: with_tls(url, redis.tls_ca) for server, url in addresses.items() if url is not None}
+    keep_s = int(retention.result_s)
+    return Calls(Keys(redis.prefix), retention.events, keep_s, admission, elsewhere, redis.wait_replicas)
 
 
 @contextmanager
@@ -135,36 +97,49 @@ class Ledger:
     def __init__(self, url: str, calls: Calls) -> None:
         self.url = url
         self.calls = calls
-        with _translated(url):
-            try:
-                self.redis = redis.Redis.from_url(
-                    url, **SOCKET_OPTIONS, retry=Retry(ExponentialBackoff(1.0, 0.05), 3, _RETRIED)
-                )
-            except ValueError as exc:
-                raise unavailable(exc, url) from exc
+        self.redis = _sync(url)
+        self._others = {server: _sync(other) for server, other in calls.elsewhere.items()}
 
     def do(self, call: Call[T]) -> T:
         """Carries out one call. Raises `LedgerUnavailable`, and what the call itself raises."""
-        with _translated(self.url):
-            reply = self._send(call)
+        with _translated(self.calls.elsewhere.get(call.at, self.url)):
+            reply = self._send(call, self._others.get(call.at, self.redis))
         return call.read(reply)
 
-    def _send(self, call: Call[Any]) -> Any:
+    def _send(self, call: Call[Any], redis: Redis) -> Any:
         if call.script is None:
-            pipe = self.redis.pipeline(transaction=False)
+            pipe = redis.pipeline(transaction=False)
             for command in call.commands:
                 pipe.execute_command(*command)
             return pipe.execute() if call.commands else []
+        if call.replicas:
+            pipe = redis.pipeline(transaction=False)
+            for known in (True, False):
+                for command in _to_replicas(call, call.script, self.calls.keys, known=known):
+                    pipe.execute_command(*command)
+                replies = pipe.execute(raise_on_error=False)
+                if not isinstance(replies[0], redis_errors.NoScriptError):
+                    break
+            return _on_replicas(call, replies)
         tail = (len(call.keys), *call.keys, *call.args)
         try:
-            return self.redis.execute_command("EVALSHA", call.script.sha1, *tail)
+            return redis.execute_command("EVALSHA", call.script.sha1, *tail)
         except redis_errors.NoScriptError:
-            return self.redis.execute_command("EVAL", call.script.source, *tail)
+            return redis.execute_command("EVAL", call.script.source, *tail)
 
     def nodes(self) -> list[NodeRecord]:
         """Every node that announced itself, with liveness, flags and queue depth."""
         rows = self.do(self.calls.node_records())
-        return merge_nodes(rows, self.do(self.calls.node_states([i for i, _ in rows])))
+        states = self.do(self.calls.node_states([i for i, _ in rows]))
+        depths = self.calls.depths_elsewhere(list(states))
+        if depths is None:
+            return merge_nodes(rows, states)
+        try:
+            known = self.do(depths)
+        except LedgerUnavailable as exc:
+            log.warning("how much waits in the queues is not known: %s", exc)
+            known = {}
+        return merge_nodes(rows, states, known)
 
     def wait_events(self, after: str, timeout_s: float) -> list[Event]:
         """Blocks until there are events after `after`, at most `timeout_s`; empty when there were none."""
@@ -173,7 +148,8 @@ class Ledger:
         return stream_entries(reply)
 
     def close(self) -> None:
-        self.redis.close()
+        for client in (self.redis, *self._others.values()):
+            client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -188,44 +164,53 @@ class AsyncLedger:
     def __init__(self, url: str, calls: Calls, *, max_connections: int = 64) -> None:
         self.url = url
         self.calls = calls
-        try:
-            pool = redis.asyncio.BlockingConnectionPool.from_url(
-                url,
-                **SOCKET_OPTIONS,
-                max_connections=max_connections,
-                timeout=30,
-                retry=AsyncRetry(ExponentialBackoff(1.0, 0.05), 3, _RETRIED),
-            )
-        except ValueError as exc:
-            raise unavailable(exc, url) from exc
-        self.redis: redis.asyncio.Redis = redis.asyncio.Redis.from_pool(pool)
+        self.redis = _async(url, max_connections)
+        self._others = {server: _async(other, max_connections) for server, other in calls.elsewhere.items()}
 
     async def do(self, call: Call[T]) -> T:
         """Carries out one call. Raises `LedgerUnavailable`, and what the call itself raises."""
-        async with _translated_async(self.url):
-            reply = await self._send(call)
+        async with _translated_async(self.calls.elsewhere.get(call.at, self.url)):
+            reply = await self._send(call, self._others.get(call.at, self.redis))
         return call.read(reply)
 
     async def do_blocking(self, call: Call[T]) -> T:
         """As `do`, for a call that may wait at the server: cancelling it ends it at once."""
         return await _at_once(self.do(call))
 
-    async def _send(self, call: Call[Any]) -> Any:
+    async def _send(self, call: Call[Any], redis: AsyncRedis) -> Any:
         if call.script is None:
-            pipe = self.redis.pipeline(transaction=False)
+            pipe = redis.pipeline(transaction=False)
             for command in call.commands:
                 pipe.execute_command(*command)
             return await pipe.execute() if call.commands else []
+        if call.replicas:
+            pipe = redis.pipeline(transaction=False)
+            for known in (True, False):
+                for command in _to_replicas(call, call.script, self.calls.keys, known=known):
+                    pipe.execute_command(*command)
+                replies = await pipe.execute(raise_on_error=False)
+                if not isinstance(replies[0], redis_errors.NoScriptError):
+                    break
+            return _on_replicas(call, replies)
         tail = (len(call.keys), *call.keys, *call.args)
         try:
-            return await self.redis.execute_command("EVALSHA", call.script.sha1, *tail)
+            return await redis.execute_command("EVALSHA", call.script.sha1, *tail)
         except redis_errors.NoScriptError:
-            return await self.redis.execute_command("EVAL", call.script.source, *tail)
+            return await redis.execute_command("EVAL", call.script.source, *tail)
 
     async def nodes(self) -> list[NodeRecord]:
         """Every node that announced itself, with liveness, flags and queue depth."""
         rows = await self.do(self.calls.node_records())
-        return merge_nodes(rows, await self.do(self.calls.node_states([i for i, _ in rows])))
+        states = await self.do(self.calls.node_states([i for i, _ in rows]))
+        depths = self.calls.depths_elsewhere(list(states))
+        if depths is None:
+            return merge_nodes(rows, states)
+        try:
+            known = await self.do(depths)
+        except LedgerUnavailable as exc:
+            log.warning("how much waits in the queues is not known: %s", exc)
+            known = {}
+        return merge_nodes(rows, states, known)
 
     async def wait_events(self, after: str, timeout_s: float) -> list[Event]:
         """Waits until there are events after `after`, at most `timeout_s`; empty when there were none."""
@@ -235,7 +220,8 @@ class AsyncLedger:
         return stream_entries(reply)
 
     async def aclose(self) -> None:
-        await self.redis.aclose()
+        for client in (self.redis, *self._others.values()):
+            await client.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -244,18 +230,56 @@ class AsyncLedger:
         await self.aclose()
 
 
-def merge_nodes(rows: list[tuple[str, str]], states: dict[str, tuple[bool, dict[str, str], int]]) -> list[NodeRecord]:
+def _to_replicas(call: Call[Any], script: Script, keys: Keys, *, known: bool) -> Iterator[tuple[Any, ...]]:
+    """A script, and the wait for replicas of what its connection wrote."""
+    first = ("EVALSHA", script.sha1) if known else ("EVAL", script.source)
+    yield (*first, len(call.keys), *call.keys, *call.args)
+    yield ("SET", keys.replicated, 1, "PX", 60_000)
+    yield ("WAIT", call.replicas, REPLICAS_WAIT_MS)
+
+
+def _on_replicas(call: Call[Any], replies: list[Any]) -> Any:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    answer, _, have = replies
+    if int(have) < call.replicas:
+        raise NotReplicated(int(have), call.replicas)
+    return answer
+
+
+def _sync(url: str) -> Redis:
+    try:
+        return sync_client(url, **SOCKET_OPTIONS, retry=Retry(ExponentialBackoff(1.0, 0.05), 3, _RETRIED))
+    except (ValueError, redis_errors.RedisError) as exc:
+        raise unavailable(exc, url) from exc
+
+
+def _async(url: str, max_connections: int) -> AsyncRedis:
+    retry = AsyncRetry(ExponentialBackoff(1.0, 0.05), 3, _RETRIED)
+    try:
+        return async_client(url, max_connections=max_connections, timeout=30, **SOCKET_OPTIONS, retry=retry)
+    except ValueError as exc:
+        raise unavailable(exc, url) from exc
+
+
+def merge_nodes(
+    rows: list[tuple[str, str]],
+    states: dict[str, tuple[bool, dict[str, str], int]],
+    depths: Mapping[str, int] | None = None,
+) -> list[NodeRecord]:
+    """The records with what is true of them now; `depths` of queues that are elsewhere."""
     records = []
     for node_id, body in rows:
         alive, flags, depth = states[node_id]
-        record = NodeRecord.model_validate_json(body)
+        record = NodeRecord.stored(body)
         records.append(
             record.model_copy(
                 update={
                     "alive": alive,
                     "draining": flags.get("draining") == "1",
                     "paused": flags.get("paused") == "1",
-                    "queue_depth": depth,
+                    "queue_depth": (depths or {}).get(node_id, depth),
                 }
             )
         )

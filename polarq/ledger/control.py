@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,20 +26,49 @@ class RunState:
     policy_version: int | None = None
     """As its trainer last said; None: it never did, or so long ago that it is forgotten."""
 
+    @property
+    def active(self) -> bool:
+        return self.waiting + self.held > 0
+
+
+_NOT_FORGOTTEN = "local t = redis.call('TIME') return redis.call('ZRANGEBYSCORE', KEYS[1], t[1] * 1000, '+inf')"
+
+
+def run_states(keys: Keys, run_ids: Sequence[str]) -> Call[list[RunState]]:
+    """How each of the runs is, whether the ledger knows of it or not."""
+    commands: list[tuple[Any, ...]] = []
+    for run_id in run_ids:
+        commands.append(("SISMEMBER", keys.runs_paused, run_id))
+        commands.append(("ZCARD", keys.run_waiting(run_id)))
+        commands.append(("SCARD", keys.run_held(run_id)))
+        commands.append(("HGET", keys.run(run_id), "policy_version"))
+
+    def read(replies: list[Any]) -> list[RunState]:
+        rows = zip(run_ids, replies[::4], replies[1::4], replies[2::4], replies[3::4], strict=True)
+        return [
+            RunState(run_id, bool(paused), int(waiting), int(held), None if version is None else int(version))
+            for run_id, paused, waiting, held, version in rows
+        ]
+
+    return Call(read, commands=tuple(commands))
+
 
 def run_state(keys: Keys, run_id: str) -> Call[RunState]:
-    commands = (
-        ("SISMEMBER", keys.runs_paused, run_id),
-        ("ZCARD", keys.run_waiting(run_id)),
-        ("SCARD", keys.run_held(run_id)),
-        ("HGET", keys.run(run_id), "policy_version"),
-    )
+    one = run_states(keys, [run_id])
+    return Call(lambda replies: one.read(replies)[0], commands=one.commands)
 
-    def read(replies: list[Any]) -> RunState:
-        paused, waiting, held, version = replies
-        return RunState(run_id, bool(paused), int(waiting), int(held), None if version is None else int(version))
 
-    return Call(read, commands=commands)
+_LINE = """
+local t = redis.call('TIME')
+local since = t[1] * 1000 + math.floor(t[2] / 1000) - ARGV[1]
+return {redis.call('ZCARD', KEYS[1]), redis.call('ZCOUNT', KEYS[1], since, '+inf')}
+"""
+
+
+def how_many_wait(keys: Keys, lately_s: float) -> Call[tuple[int, int]]:
+    """Rollouts of all runs that nobody has claimed, and how many of them wait for no longer than `lately_s`."""
+    command = ("EVAL", _LINE, 1, keys.waiting, int(lately_s * 1000))
+    return Call(lambda replies: (int(replies[0][0]), int(replies[0][1])), commands=(command,))
 
 
 def waiting_task(keys: Keys, task_id: str) -> Call[Task | None]:
@@ -87,14 +117,23 @@ def set_run_workers(keys: Keys, node_id: str, run_workers: int | None) -> Call[N
 
 
 def known_runs(keys: Keys) -> Call[list[str]]:
-    """Runs that wait, are held or are paused, by id."""
+    """Runs of which the ledger has a task, a policy version or a pause, by id."""
 
     def read(replies: list[Any]) -> list[str]:
         return sorted({decode(run_id) for reply in replies for run_id in reply})
 
-    return Call(
-        read, commands=(("SMEMBERS", keys.runs_waiting), ("SMEMBERS", keys.runs_held), ("SMEMBERS", keys.runs_paused))
-    )
+    remembered = ("EVAL", _NOT_FORGOTTEN, 1, keys.runs_known)
+    return Call(read, commands=(remembered, ("SMEMBERS", keys.runs_paused)))
+
+
+def tasks_of(keys: Keys, run_id: str) -> Call[list[str] | None]:
+    """A run's tasks, without those of which all is acknowledged; None: the ledger knows of no such run."""
+
+    def read(replies: list[Any]) -> list[str] | None:
+        task_ids, known = replies
+        return [decode(task_id) for task_id in task_ids] if task_ids or known is not None else None
+
+    return Call(read, commands=(("ZRANGE", keys.run_tasks(run_id), 0, -1), ("ZSCORE", keys.runs_known, run_id)))
 
 
 def pause_run(keys: Keys, run_id: str, on: bool) -> Call[bool]:

@@ -6,6 +6,7 @@ What is read here is not one consistent picture, and need not be: ends stay ends
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from polarq.ledger.records import RolloutRecord, decode
 _ENDS = ("completed", "failed", "timed_out", "cancelled")
 _FIELDS = (
     "state", "attempt", "token", "owner", "job_id", "queued_ms", "claimed_ms", "ended_ms", "summary", "acknowledged_ms",
-    "policy_version",
+    "policy_version", "losses",
 )  # fmt: skip
 
 
@@ -83,6 +84,12 @@ def request_metadata(keys: Keys, task_id: str) -> Call[dict[str, Any]]:
     return Call(read, commands=(("HGET", keys.task(task_id), "request"),))
 
 
+def events_after(calls: Calls, after: str, wait_s: float) -> Call[list[Event]]:
+    """Waits at the server for events after a cursor, at most `wait_s`; none when there were none."""
+    command = ("XREAD", "COUNT", 500, "BLOCK", max(1, int(wait_s * 1000)), "STREAMS", calls.keys.events, after)
+    return Call(lambda replies: stream_entries(replies[0]), commands=(command,))
+
+
 def news(calls: Calls, after: str, wait_s: float) -> Call[News]:
     """Waits at the server for events after a cursor, at most `wait_s`."""
     events = calls.keys.events
@@ -97,15 +104,18 @@ def news(calls: Calls, after: str, wait_s: float) -> Call[News]:
         if not first or not last:
             return News(found, found[-1].event_id if found else "0-0", gap=after != "0-0")
         # Trimmed: what followed the cursor may be gone. Set back: the server has lost its end, and counts anew.
-        trimmed = _position(first[0].event_id) > _position(after)
-        set_back = _position(last[0].event_id) < _position(after)
+        trimmed = position(first[0].event_id) > position(after)
+        set_back = position(last[0].event_id) < position(after)
         cursor = last[0].event_id if set_back else found[-1].event_id if found else after
         return News(found, cursor, trimmed or set_back)
 
     return Call(read, commands=commands)
 
 
-def _position(event_id: str) -> tuple[int, int]:
+EVENT_ID = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
+
+
+def position(event_id: str) -> tuple[int, int]:
     """Event ids in their order: milliseconds, then a number within them."""
     moment, _, number = event_id.partition("-")
     return int(moment), int(number or 0)

@@ -26,7 +26,7 @@ class Keys:
         return f"{self.prefix}:{{{task_id}}}:task"
 
     def rollout(self, rollout_id: str) -> str:
-        """Hash: state, attempt, owner, fencing token, lease, stage, summary."""
+        """Hash: state, attempt, owner and its incarnation, fencing token, lease, grant, stage, losses, summary."""
         task_id, index = split_rollout_id(rollout_id)
         return f"{self.prefix}:{{{task_id}}}:rollout:{index}"
 
@@ -107,9 +107,19 @@ class Keys:
         """Set: a run's claimed rollouts. Kept beside `leases`."""
         return f"{self.prefix}:run-held:{run_id}"
 
+    def run_tasks(self, run_id: str) -> str:
+        """Sorted set: a run's tasks by when they are forgotten (server milliseconds; inf: not ended), without those of
+        which all is acknowledged."""
+        return f"{self.prefix}:run-tasks:{run_id}"
+
     def run(self, run_id: str) -> str:
         """Hash with an expiry: the policy version that the run's trainer has published."""
         return f"{self.prefix}:run:{run_id}"
+
+    @property
+    def runs_known(self) -> str:
+        """Sorted set: runs by when they are forgotten (server milliseconds; inf: a task of it has not ended)."""
+        return f"{self.prefix}:runs-known"
 
     @property
     def runs_waiting(self) -> str:
@@ -141,7 +151,7 @@ class Keys:
         return f"{self.prefix}:nodes"
 
     def node_alive(self, node_id: str) -> str:
-        """String with a short expiry: the node is there."""
+        """String with a short expiry: the node is there, and which incarnation of it (1: not said)."""
         return f"{self.prefix}:node-alive:{node_id}"
 
     def node_flags(self, node_id: str) -> str:
@@ -151,6 +161,10 @@ class Keys:
     def node_drain(self, node_id: str) -> str:
         """String with an expiry: until then a draining node may keep what it has."""
         return f"{self.prefix}:node-drain:{node_id}"
+
+    def sandboxes(self, node_id: str) -> str:
+        """Hash: runtime id -> record of a sandbox that would outlive its worker, as JSON."""
+        return f"{self.prefix}:sandboxes:{node_id}"
 
     @property
     def fleet(self) -> str:
@@ -187,9 +201,24 @@ class Keys:
         return f"{self.prefix}:archiver"
 
     @property
+    def limits(self) -> str:
+        """Hash: the deployment's limits as JSON, their version, and who published them."""
+        return f"{self.prefix}:limits"
+
+    @property
     def memory(self) -> str:
         """String: how full Redis was when that last changed: ok, high or full."""
         return f"{self.prefix}:memory"
+
+    @property
+    def replicated(self) -> str:
+        """String with a short expiry: written behind a step that must reach replicas, so that there is something to
+        wait for also when the step had been taken before."""
+        return f"{self.prefix}:replicated"
+
+    def memory_at(self, server: str) -> str:
+        """String with a short expiry: bytes that another Redis of the deployment uses, and how many it may."""
+        return f"{self.prefix}:memory-at:{server}"
 
     @property
     def celery(self) -> str:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from polarq.ledger.admission import FULL_SHARE, HIGH_SHARE
-from polarq.ledger.calls import Call, Calls
+from polarq.ledger.calls import Call, Calls, Server
 from polarq.ledger.records import decode
 from polarq.ledger.scripts import script
 
@@ -50,8 +50,27 @@ class MemoryUse:
 MEMORY_ADVICE = "acknowledge results, lower retention.result_s, or raise redis.memory_budget (or maxmemory)"
 
 
+def memory_of(calls: Calls, server: Server) -> Call[tuple[int, int]]:
+    """Bytes that a Redis beside the ledger's uses, and how many it may (0: no limit)."""
+
+    def read(replies: list[Any]) -> tuple[int, int]:
+        info: dict[str, Any] = replies[0]
+        most, wanted = int(info.get("maxmemory", 0)), calls.admission.memory_budget or 1.0
+        budget = most * wanted if wanted <= 1 else min(wanted, most or wanted)
+        return int(info.get("used_memory", 0)), int(budget)
+
+    return Call(read, commands=(("INFO", "memory"),), at=server)
+
+
+def tell_memory(calls: Calls, server: Server, used: int, budget: int, keep_s: float) -> Call[None]:
+    """Has the ledger count it too, for a while. See `memory_use`."""
+    key = calls.keys.memory_at(server)
+    told = ("SET", key, f"{used} {budget}", "PX", int(keep_s * 1000)) if budget else ("DEL", key)
+    return Call(lambda _: None, commands=(told,))
+
+
 def memory_use(calls: Calls) -> Call[MemoryUse]:
-    """Looks; whoever finds the level changed writes the event `redis.memory`."""
+    """Looks; whoever finds the level changed writes the event `redis.memory`. Of several Redis it is the fullest."""
 
     def read(reply: list[Any]) -> MemoryUse:
         level = MemoryLevel(decode(reply[0]))

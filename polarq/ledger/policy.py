@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polarq.contracts.base import check_id
 from polarq.errors import InvalidInput
 from polarq.ledger.calls import Call, Calls
 from polarq.ledger.scripts import script
@@ -16,6 +17,7 @@ def set_policy_version(calls: Calls, run_id: str, version: int) -> Call[None]:
 
     Raises `InvalidInput`.
     """
+    check_id("run", run_id)
     if not 0 <= version <= MOST:
         raise InvalidInput("policy version", [f"version: {version}; from 0 to {MOST}"])
     keys = (calls.keys.run(run_id), calls.keys.events)

@@ -7,6 +7,7 @@ commit that comes in between do no harm: whoever is first wins.
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 from polarq.contracts.rollout import Boundary, Outcome, RolloutState, RolloutSummary
 from polarq.contracts.task import split_rollout_id
+from polarq.ledger.blame import ALONE, LOSSES_PER_ATTEMPT, Share
 from polarq.ledger.calls import Call, Calls
 from polarq.ledger.records import decode, text_fields
 from polarq.ledger.scripts import script
@@ -24,6 +26,8 @@ UNTOLD_AT_ONCE = 100
 LOST_NODES_KEPT = 1000
 """Records of nodes that are gone, at most."""
 LONGEST_TELL_S = 3600.0
+
+_ROLLOUT_ID = re.compile(r".+\.[0-9]+", re.DOTALL)
 
 LOST_TOO_OFTEN = "lost_too_often"
 
@@ -38,6 +42,11 @@ _CANCELLED = RolloutSummary(
         message="cancelled on request; its node was lost before it could say so",
     )
 )
+
+
+def _for_lua(summary: RolloutSummary) -> str:
+    """To be completed there: Lua's JSON would make an empty list an object, so what is empty is left out."""
+    return summary.model_dump_json(exclude_defaults=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,11 @@ def server_life() -> Call[ServerLife]:
     return Call(read, commands=(("INFO", "server"),))
 
 
+def _rollout_ids(found: Sequence[str]) -> tuple[str, ...]:
+    """Those that are: whatever else stands in an index, the reaper goes on."""
+    return tuple(item for item in found if _ROLLOUT_ID.fullmatch(item))
+
+
 def look(calls: Calls, waited_s: float, most_waiting: int = WAITING_AT_ONCE) -> Call[Due]:
     """What is due, by the server's clock."""
     k = calls.keys
@@ -101,18 +115,22 @@ def look(calls: Calls, waited_s: float, most_waiting: int = WAITING_AT_ONCE) -> 
 
     def read(reply: list[list[bytes]]) -> Due:
         expired, waiting, untold = (tuple(decode(item) for item in part) for part in reply)
-        return Due(expired, waiting, untold)
+        return Due(_rollout_ids(expired), _rollout_ids(waiting), untold)
 
     return Call(read, script("reap_look"), (k.leases, k.waiting, k.untold), args)
 
 
-def reap_lost(calls: Calls, rollout_id: str, max_attempts: int) -> Call[Reaped]:
-    """Takes a rollout back from an owner whose lease ran out: queued again, or failed when that happened too often."""
+def reap_lost(
+    calls: Calls, rollout_id: str, max_attempts: int, share: Share = ALONE, *, dead: str = "", how: str = ""
+) -> Call[Reaped]:
+    """Takes a rollout back from an owner whose lease ran out, or whose incarnation is `dead`: queued again, or failed
+    when it was the same crash too often (see `polarq.ledger.blame`). `how`: how its worker ended, if known."""
     k, task_id = calls.keys, split_rollout_id(rollout_id)[0]
     keys = (k.task(task_id), k.rollout(rollout_id), k.leases, k.events, k.tasks)
     args = (
         rollout_id, task_id, calls.events_max, k.rollout_stem(task_id), calls.keep_s, max_attempts,
-        _FAILED.model_dump_json(), _CANCELLED.model_dump_json(),
+        _for_lua(_FAILED), _for_lua(_CANCELLED), dead,
+        LOSSES_PER_ATTEMPT * max_attempts, share.beside, share.share, how,
     )  # fmt: skip
     return Call(lambda reply: Reaped(*(decode(part) for part in reply)), script("reap_lost"), keys, args)
 

@@ -6,10 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
+from importlib.metadata import version
 from typing import Any
 
-from polarq.contracts.rollout import EarlyStop, RolloutState, RolloutSummary, TaskCounts, TaskState
-from polarq.contracts.task import Task
+from pydantic import ValidationError
+
+from polarq.contracts.base import problems_of
+from polarq.contracts.rollout import EarlyStop, Loss, RolloutState, RolloutSummary, TaskCounts, TaskState
+from polarq.contracts.task import Task, split_rollout_id
+from polarq.errors import PolarqError
 
 Fields = Mapping[str, str]
 
@@ -46,6 +52,8 @@ class RolloutRecord:
     """Its trainer has stored it: the payload is gone from the store."""
     policy_version: int | None = None
     """The run's when this attempt was claimed; None: its trainer had said none."""
+    losses: tuple[Loss, ...] = ()
+    """Attempts that ended with the loss of their worker, the newest ones."""
 
     @classmethod
     def read(cls, rollout_id: str, index: int, fields: Fields) -> RolloutRecord:
@@ -63,10 +71,28 @@ class RolloutRecord:
             claimed_at=moment(fields.get("claimed_ms")),
             stage_at=moment(fields.get("stage_ms")),
             ended_at=moment(fields.get("ended_ms")),
-            summary=RolloutSummary.model_validate_json(summary) if summary else None,
+            summary=RolloutSummary.stored(summary) if summary else None,
             acknowledged_at=moment(fields.get("acknowledged_ms")),
             policy_version=int(fields["policy_version"]) if "policy_version" in fields else None,
+            losses=read_losses(fields.get("losses")),
         )
+
+
+def read_losses(text: str | None) -> tuple[Loss, ...]:
+    """As `lua/losses.lua` keeps them."""
+    return tuple(
+        Loss(
+            attempt=kept["attempt"],
+            node_id=kept["node"],
+            stage=kept["stage"],
+            cause=kept["cause"],
+            how=kept.get("how", ""),
+            beside=kept.get("beside", 0),
+            share=kept.get("share", 1.0),
+            at=datetime.fromtimestamp(kept["at_ms"] / 1000, UTC),
+        )
+        for kept in json.loads(text or "[]")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +132,15 @@ class TaskRecord:
             updated_at=updated,
             ended_at=moment(fields.get("ended_ms")),
             rollouts=tuple(RolloutRecord.read(f"{task_id}.{i}", i, r) for i, r in enumerate(rollouts) if r),
-            request=Task.model_validate(json.loads(request)) if request else None,
+            request=_request(task_id, request) if request else None,
         )
+
+
+def _request(task_id: str, text: str) -> Task:
+    try:
+        return Task.model_validate(json.loads(text))
+    except ValueError as exc:
+        raise Unreadable(task_id, exc) from exc
 
 
 def read_early_stop(fields: Fields) -> EarlyStop | None:
@@ -150,6 +183,23 @@ class Submitted:
     state: TaskState
 
 
+class Unreadable(PolarqError):
+    """A task that this polarq cannot read: a newer one wrote it, or it was damaged."""
+
+    def __init__(self, task_id: str, cause: Exception) -> None:
+        why = problems_of(cause) if isinstance(cause, ValidationError) else [f"{type(cause).__name__}: {cause}"]
+        super().__init__(f"task '{task_id}' cannot be read by this polarq ({version('polarq')}): {'; '.join(why)}")
+
+
+class UnreadableClaim(Unreadable):
+    """Its claim was granted all the same."""
+
+    def __init__(self, rollout_id: str, token: int, cause: Exception) -> None:
+        super().__init__(split_rollout_id(rollout_id)[0], cause)
+        self.rollout_id = rollout_id
+        self.token = token
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The right to run one attempt of a rollout: every later step shows `token`."""
@@ -161,6 +211,10 @@ class Claim:
     """From queued to claimed, by the server's clock."""
     claimed_at: datetime
     task: Task
+    policy_version: int | None = None
+    """The run's now; None: its trainer has published none."""
+    losses: tuple[Loss, ...] = ()
+    """How its earlier attempts lost their workers, the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +223,14 @@ class Refused:
 
     reason: str
     detail: str = ""
+
+
+class Released(StrEnum):
+    """What became of a rollout that was given back."""
+
+    QUEUED = "queued"
+    CANCELLED = "cancelled"
+    """It had been told to stop, and has ended with that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from polarq.contracts.rollout import TaskState
@@ -12,19 +13,29 @@ from polarq.ledger.records import decode
 from polarq.ledger.scripts import script
 
 
-def acknowledge(calls: Calls, task_id: str, indices: Sequence[int] = ()) -> Call[int]:
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """What an acknowledgement did."""
+
+    count: int
+    """Rollouts that were not acknowledged before."""
+    left: tuple[str, ...]
+    """Payloads in a Redis of their own, for `drop_payloads`: all attempts', also of those acknowledged before."""
+
+
+def acknowledge(calls: Calls, task_id: str, indices: Sequence[int] = ()) -> Call[Acknowledged]:
     """Deletes the payloads and captured calls of these rollouts (all of the task's when none are named); their
-    summaries stay as long as the task does. Answers how many were not acknowledged before.
+    summaries stay as long as the task does. Payloads in a Redis of their own are left to `drop_payloads`.
 
     All or none: raises `NotEnded` when one has not ended, `TaskNotFound` when one does not exist.
     """
     k = calls.keys
     args = (
-        task_id, calls.events_max, k.rollout_stem(task_id), k.payload_stem(task_id), k.completions_stem(task_id),
-        *indices,
+        task_id, calls.events_max, k.rollout_stem(task_id),
+        "" if "payloads" in calls.elsewhere else k.payload_stem(task_id), k.completions_stem(task_id), *indices,
     )  # fmt: skip
 
-    def read(reply: list[Any]) -> int:
+    def read(reply: list[Any]) -> Acknowledged:
         word, *rest = [decode(part) for part in reply]
         if word == "unknown":
             which = f"rollout '{task_id}.{rest[0]}'" if rest else f"task '{task_id}'"
@@ -33,9 +44,20 @@ def acknowledge(calls: Calls, task_id: str, indices: Sequence[int] = ()) -> Call
             raise NotEnded(
                 f"rollout '{task_id}.{rest[0]}' is {rest[1]}: only what has ended can be acknowledged; nothing was"
             )
-        return int(rest[0])
+        left = rest[1:] if "payloads" in calls.elsewhere else []
+        return Acknowledged(int(rest[0]), tuple(k.payload_stem(task_id) + name for name in left))
 
     return Call(read, script("acknowledge"), (k.task(task_id), k.events), args)
+
+
+def drop_payloads(stems: Sequence[str]) -> Call[None]:
+    """Deletes payloads from a Redis of their own, once the ledger does not name them any more. Harmless to repeat;
+    what is never dropped expires by itself."""
+    source = (
+        "for _, stem in ipairs(ARGV) do local n = 0 "
+        "while redis.call('UNLINK', stem .. ':' .. n) == 1 do n = n + 1 end end return 1"
+    )
+    return Call(lambda _: None, commands=(("EVAL", source, 0, *stems),), at="payloads")
 
 
 def ending_soon(calls: Calls, now_ms: float, left_s: float) -> Call[list[str]]:

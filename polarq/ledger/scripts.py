@@ -19,14 +19,19 @@ class Script:
     sha1: str
 
 
-_CHOOSING = frozenset({"claim", "look"})
-"""Scripts that choose among what waits."""
+_PARTS = {
+    "claim": ("choose", "losses"),
+    "look": ("choose",),
+    "reap_lost": ("losses", "stopped"),
+    "release": ("stopped",),
+}
+"""What stands between the prelude and a script, where it needs more."""
 
 
 @cache
 def script(name: str) -> Script:
     """The script `lua/<name>.lua`, complete."""
     folder = files("polarq.ledger") / "lua"
-    parts = ["prelude", "choose", name] if name in _CHOOSING else ["prelude", name]
+    parts = ["prelude", *_PARTS.get(name, ()), name]
     source = lua_table() + "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

@@ -14,7 +14,8 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from polarq.errors import LedgerUnavailable
+from polarq.errors import LedgerUnavailable, NotReplicated
+from polarq.ledger.servers import REPLICAS_WAIT_MS
 
 
 class Script:
@@ -45,6 +46,14 @@ class _Waiting:
     deadline: float
     """In the loop's time."""
 
+    def settle(self, answer: Any) -> None:
+        if self.answer.done():
+            return
+        if isinstance(answer, ResponseError):
+            self.answer.set_exception(answer)
+        else:
+            self.answer.set_result(answer)
+
 
 class ScriptLine:
     """One script called by many at once: those who call while Redis is busy with others share the next round trip.
@@ -53,9 +62,11 @@ class ScriptLine:
     whose connection breaks is sent again, so that the script may run twice: it must be one that bears it.
     """
 
-    def __init__(self, redis: Redis, script: Script, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, redis: Redis, script: Script, limit_s: float = LIMIT_S, *, replicas: int = 0) -> None:
+        """`replicas`: how many must have what the script wrote before it counts as done."""
         self._pool = redis.connection_pool
         self._script = script
+        self._replicas = replicas
         self._limit_s = limit_s
         self._connection: AbstractConnection | None = None
         self._used = False
@@ -124,7 +135,11 @@ class ScriptLine:
 
     async def _exchange(self, connection: AbstractConnection, command: list[bytes], calls: list[_Waiting]) -> None:
         open_calls = [call for call in calls if not call.answer.done()]
-        await connection.send_packed_command([_packed([*command, *call.arguments]) for call in open_calls])
+        packed = [_packed([*command, *call.arguments]) for call in open_calls]
+        if self._replicas:
+            packed.append(_packed([b"WAIT", b"%d" % self._replicas, b"%d" % REPLICAS_WAIT_MS]))
+        await connection.send_packed_command(packed)
+        held: list[tuple[_Waiting, Any]] = []
         for call in open_calls:
             answer: Any
             try:
@@ -133,12 +148,16 @@ class ScriptLine:
                 continue
             except ResponseError as exc:
                 answer = exc
-            if call.answer.done():
-                continue
-            if isinstance(answer, ResponseError):
-                call.answer.set_exception(answer)
+            if self._replicas:
+                held.append((call, answer))
             else:
-                call.answer.set_result(answer)
+                call.settle(answer)
+        if self._replicas:
+            have = int(await connection.read_response(disable_decoding=True))
+            if held and have < self._replicas:
+                raise NotReplicated(have, self._replicas)
+        for call, answer in held:
+            call.settle(answer)
 
 
 def _packed(parts: Sequence[bytes]) -> bytes:

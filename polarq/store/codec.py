@@ -95,7 +95,7 @@ def encode_trajectory(trajectory: Trajectory) -> bytes:
 def decode_trajectory(data: bytes) -> Trajectory:
     """Raises `PayloadCorrupt`."""
     try:
-        return Trajectory.model_validate(unpack(data))
+        return Trajectory.stored(unpack(data))
     except ValidationError as exc:
         raise PayloadCorrupt(f"a stored trajectory is not valid: {exc.errors()[0]['msg']}") from exc
 

@@ -79,10 +79,11 @@ class CompletionLog:
     `keep_s` seconds after the last one.
     """
 
-    def __init__(self, redis: Redis, keys: Keys, keep_s: float = KEEP_S) -> None:
+    def __init__(self, redis: Redis, keys: Keys, keep_s: float = KEEP_S, *, replicas: int = 0) -> None:
+        """`replicas`: how many must have a record before it counts as kept."""
         self._keys = keys
         self._keep_ms = b"%d" % int(keep_s * 1000)
-        self._append = ScriptLine(redis, _APPEND)
+        self._append = ScriptLine(redis, _APPEND, replicas=replicas)
         self._sessions: OrderedDict[tuple[str, int, int], _Stored] = OrderedDict()
         self._beginnings = Beginnings()
         self._size = 0
@@ -292,7 +293,7 @@ def _whole(
             messages = earlier[message_base].messages[:old] + messages
         if tools_base is not None:
             tools = earlier[tools_base].tools
-        completion = Completion.model_validate(
+        completion = Completion.stored(
             {
                 **own,
                 **record["fields"],

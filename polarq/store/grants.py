@@ -10,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass
-from datetime import datetime
 from functools import lru_cache
-from typing import cast
 
 from pydantic import Field, ValidationError
 from redis.asyncio import Redis
@@ -21,12 +19,35 @@ from polarq.contracts.base import Contract
 from polarq.contracts.specs import ModelRules
 from polarq.errors import GrantRefused
 from polarq.ledger.keys import Keys
-from polarq.store.atomic import Script, ScriptLine, ledger_errors
+from polarq.store.atomic import Script, ScriptLine
 
 SECRET_PREFIX = "pq-"
 CLOSED_KEEP_S = 3600
 
-_READ = Script("return redis.call('HMGET', KEYS[1], 'state', 'spec', 'next_seq')")
+_NOW = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
+
+_OPEN = Script(
+    _NOW
+    + """
+local token = redis.call('HGET', KEYS[2], 'token')
+if token and token ~= ARGV[5] then return 0 end
+redis.call('HSET', KEYS[1], 'state', 'open', 'spec', ARGV[1], 'next_seq', 0)
+if ARGV[3] ~= '' then redis.call('HSET', KEYS[1], 'ends_ms', string.format('%d', now + tonumber(ARGV[3]))) end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+-- Whoever takes the rollout back closes it.
+if token then redis.call('HSET', KEYS[2], 'grant', ARGV[4]) end
+return 1
+"""
+)
+
+_READ = Script(
+    _NOW
+    + """
+local found = redis.call('HMGET', KEYS[1], 'state', 'spec', 'next_seq', 'ends_ms')
+if found[4] then found[4] = tonumber(found[4]) - now end
+return found
+"""
+)
 
 _CLOSE = Script("""
 if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
@@ -52,8 +73,8 @@ return redis.call('HINCRBY', KEYS[1], 'faults', 1)
 class SessionRules(ModelRules):
     """The task's rules, and what only the node knows."""
 
-    deadline: datetime | None = None
-    """When the rollout ends: no call runs longer."""
+    time_s: float | None = None
+    """How long after the grant was opened the rollout ends, by the server's clock: no call runs longer."""
     harness: str = ""
     """Name of the harness, for the rules that tell its side traffic."""
 
@@ -86,6 +107,8 @@ class GrantUse:
     """The last one's kind and text, in one line."""
     replays: int = 0
     """Calls that repeated an earlier one and were answered without sampling."""
+    known: bool = True
+    """False: there is no such grant (any more)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +116,8 @@ class OpenGrant:
     spec: GrantSpec
     next_seq: int
     """The first sequence number that no recorded call has."""
+    left_s: float | None = None
+    """Until its rollout ends; None: it has no end. Negative: it is past."""
 
 
 def digest_of(secret: str) -> str:
@@ -101,22 +126,22 @@ def digest_of(secret: str) -> str:
 
 
 async def open_grant(redis: Redis, keys: Keys, spec: GrantSpec, ttl_s: float) -> str:
-    """A new secret (URL-safe, 256 bits) that opens `spec` for `ttl_s` seconds. Raises `LedgerUnavailable`."""
+    """A new secret (URL-safe, 256 bits) that opens `spec` for `ttl_s` seconds, or until the ledger takes the attempt
+    back. Raises `LedgerUnavailable`, and `GrantRefused` for an attempt that is over already."""
     secret = SECRET_PREFIX + secrets.token_urlsafe(32)
-    key = keys.grant(digest_of(secret))
-    with ledger_errors():
-        async with redis.pipeline(transaction=True) as pipe:
-            pipe.hset(key, mapping={"state": "open", "spec": spec.model_dump_json(), "next_seq": 0})
-            pipe.pexpire(key, max(1, int(ttl_s * 1000)))
-            await pipe.execute()
+    digest = digest_of(secret)
+    time_s = spec.rules.time_s
+    ends_in: int | str = "" if time_s is None else int(time_s * 1000)
+    arguments: list[str | bytes | int | float] = [spec.model_dump_json(), max(1, int(ttl_s * 1000)), ends_in]
+    arguments += [digest, spec.token]
+    if not await _OPEN.run(redis, [keys.grant(digest), keys.rollout(spec.rollout_id)], arguments):
+        raise GrantRefused(f"this attempt of rollout '{spec.rollout_id}' is over")
     return secret
 
 
 async def read_grant(redis: Redis, keys: Keys, secret: str) -> OpenGrant:
     """What an open secret opens. Raises `GrantRefused` when it is unknown, closed or expired, `LedgerUnavailable`."""
-    with ledger_errors():
-        found = await redis.hmget(keys.grant(digest_of(secret)), ["state", "spec", "next_seq"])
-    return _opened(*cast("list[bytes | None]", found))
+    return _opened(*await _READ.run(redis, [keys.grant(digest_of(secret))], []))
 
 
 class GrantLookup:
@@ -131,13 +156,13 @@ class GrantLookup:
         return _opened(*await self._line.run([self._keys.grant(digest_of(secret))], []))
 
 
-def _opened(state: bytes | None, spec: bytes | None, next_seq: bytes | None) -> OpenGrant:
+def _opened(state: bytes | None, spec: bytes | None, next_seq: bytes | None, left_ms: int | None) -> OpenGrant:
     if state is None or spec is None:
         raise GrantRefused("this session is unknown or has expired")
     if state != b"open":
         raise GrantRefused("this session is closed")
     try:
-        return OpenGrant(_spec(spec), int(next_seq or 0))
+        return OpenGrant(_spec(spec), int(next_seq or 0), None if left_ms is None else left_ms / 1000)
     except ValueError as exc:
         raise GrantRefused(f"this session's record cannot be read: {exc}") from exc
 
@@ -155,7 +180,7 @@ async def close_grant(redis: Redis, keys: Keys, secret: str) -> GrantUse:
     """Closes it for good: no append succeeds after this returns. Closing twice, or an unknown one, is no error."""
     use = await _CLOSE.run(redis, [keys.grant(digest_of(secret))], [CLOSED_KEEP_S * 1000])
     if not use:
-        return GrantUse()
+        return GrantUse(known=False)
     calls, faults, last_fault, replays = use
     text = (last_fault or b"").decode("utf-8", "replace")
     return GrantUse(int(calls or 0), int(faults or 0), text, int(replays or 0))

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 from redis.asyncio import Redis
 
 from polarq.contracts.base import Contract
 from polarq.errors import LedgerUnavailable
+from polarq.ledger.calls import Call, read_hash
 from polarq.ledger.keys import Keys
-from polarq.store.atomic import Script, ledger_errors
+from polarq.store.atomic import ledger_errors
+
+T = TypeVar("T")
 
 PauseMode = Literal["drain", "abort"]
 ACK_KEEP_S = 600
@@ -30,29 +33,29 @@ PRESENCE_S = 60.0
 Process = tuple[str, int]
 """(node id, which of its proxy processes)"""
 
-_FORGET = Script("""
-for i, field in ipairs(ARGV) do
-  if redis.call('EXISTS', KEYS[i + 1]) == 0 then redis.call('HDEL', KEYS[1], field) end
+# What processes said that are there no longer: as long as any proxy runs, the hash would keep it for ever.
+_FORGET = """
+for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if redis.call('EXISTS', ARGV[1] .. field) == 0 then redis.call('HDEL', KEYS[1], field) end
 end
-""")
-
+"""
 
 _NOW = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)"
 
 # A run's pause is a field of a hash, with its end in front of it.
-_PAUSE_RUN = Script(f"""{_NOW}
+_PAUSE_RUN = f"""{_NOW}
 local left = redis.call('PTTL', KEYS[1])
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', now + ARGV[2]) .. ' ' .. ARGV[3])
 redis.call('PEXPIRE', KEYS[1], math.max(left, tonumber(ARGV[2])))
-""")
+"""
 
-_RESUME_RUN = Script(f"""{_NOW}
+_RESUME_RUN = f"""{_NOW}
 local found = redis.call('HGET', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[1], ARGV[1])
 return found and tonumber(string.match(found, '^%d+')) > now and 1 or 0
-""")
+"""
 
-_READ_ALL = Script(f"""{_NOW}
+_READ_ALL = f"""{_NOW}
 local pauses = {{redis.call('GET', KEYS[1]) or ''}}
 local runs = redis.call('HGETALL', KEYS[2])
 for i = 2, #runs, 2 do
@@ -60,7 +63,7 @@ for i = 2, #runs, 2 do
   if tonumber(till) > now then pauses[#pauses + 1] = pause else redis.call('HDEL', KEYS[2], runs[i - 1]) end
 end
 return pauses
-""")
+"""
 
 
 class Pause(Contract):
@@ -103,26 +106,83 @@ class PauseAck(Contract):
         return self.model_copy(update=update)
 
 
-async def set_pause(redis: Redis, keys: Keys, *, lease_s: float, mode: PauseMode = "drain", run_id: str = "") -> Pause:
-    """Pauses a run's calls, or without a run all, or prolongs and renews that pause. It ends after `lease_s`. Raises
-    `LedgerUnavailable`."""
-    await _forget_the_gone(redis, keys)
+# --- what is asked of Redis
+
+
+def pausing(keys: Keys, *, lease_s: float, mode: PauseMode = "drain", run_id: str = "") -> Call[Pause]:
+    """Pauses a run's calls, or without a run all, or prolongs and renews that pause. It ends after `lease_s`."""
     pause = Pause(pause_id=secrets.token_hex(8), run_id=run_id, mode=mode)
     lease_ms = max(1, int(lease_s * 1000))
-    if run_id:
-        await _PAUSE_RUN.run(redis, [keys.run_pauses], [run_id, lease_ms, pause.model_dump_json()])
-        return pause
+    record = pause.model_dump_json()
+    commands = (
+        ("EVAL", _FORGET, 1, keys.pause_acks, keys.proxy_present("", 0).removesuffix("/0")),
+        ("EVAL", _PAUSE_RUN, 1, keys.run_pauses, run_id, lease_ms, record)
+        if run_id
+        else ("SET", keys.pause, record, "PX", lease_ms),
+    )
+    return Call(lambda _: pause, commands=commands)
+
+
+def resuming(keys: Keys, run_id: str = "") -> Call[bool]:
+    """Whether there was a pause, of that run, or without a run of all."""
+    command = ("EVAL", _RESUME_RUN, 1, keys.run_pauses, run_id) if run_id else ("DEL", keys.pause)
+    return Call(lambda replies: bool(replies[0]), commands=(command,))
+
+
+def all_pauses(keys: Keys) -> Call[dict[str, Pause]]:
+    """Every pause by its run, under "" that of all. Raises `LedgerUnavailable` for a record that cannot be read."""
+
+    def read(replies: list[Any]) -> dict[str, Pause]:
+        try:
+            pauses = [Pause.model_validate_json(record) for record in replies[0] if record]
+        except ValidationError as exc:
+            raise LedgerUnavailable(f"the record of a pause cannot be read: {exc.errors()[0]['msg']}") from exc
+        return {pause.run_id: pause for pause in pauses}
+
+    return Call(read, commands=(("EVAL", _READ_ALL, 2, keys.pause, keys.run_pauses),))
+
+
+def all_acks(keys: Keys) -> Call[list[PauseAck]]:
+    """What was said last, one per proxy process."""
+
+    def read(replies: list[Any]) -> list[PauseAck]:
+        return [PauseAck.model_validate_json(record) for record in read_hash(replies[0]).values()]
+
+    return Call(read, commands=(("HGETALL", keys.pause_acks),))
+
+
+def presence(keys: Keys, processes: Iterable[Process]) -> Call[dict[Process, int]]:
+    """How many processes its node has, for each of these that is there."""
+    asked = list(processes)
+
+    def read(replies: list[Any]) -> dict[Process, int]:
+        return {process: int(count) for process, count in zip(asked, replies, strict=True) if count is not None}
+
+    return Call(read, commands=tuple(("GET", keys.proxy_present(*process)) for process in asked))
+
+
+# --- the same, carried out; what a proxy does
+
+
+async def _do(redis: Redis, call: Call[T]) -> T:
+    if not call.commands:
+        return call.read([])
     with ledger_errors():
-        await redis.set(keys.pause, pause.model_dump_json(), px=lease_ms)
-    return pause
+        async with redis.pipeline(transaction=False) as pipe:
+            for command in call.commands:
+                pipe.execute_command(*command)
+            replies = await pipe.execute()
+    return call.read(replies)
+
+
+async def set_pause(redis: Redis, keys: Keys, *, lease_s: float, mode: PauseMode = "drain", run_id: str = "") -> Pause:
+    """Raises `LedgerUnavailable`."""
+    return await _do(redis, pausing(keys, lease_s=lease_s, mode=mode, run_id=run_id))
 
 
 async def clear_pause(redis: Redis, keys: Keys, run_id: str = "") -> bool:
-    """Whether there was one, of that run, or without a run of all. Raises `LedgerUnavailable`."""
-    if run_id:
-        return bool(await _RESUME_RUN.run(redis, [keys.run_pauses], [run_id]))
-    with ledger_errors():
-        return bool(await redis.delete(keys.pause))
+    """Raises `LedgerUnavailable`."""
+    return await _do(redis, resuming(keys, run_id))
 
 
 async def read_pause(redis: Redis, keys: Keys, run_id: str = "") -> Pause | None:
@@ -131,13 +191,18 @@ async def read_pause(redis: Redis, keys: Keys, run_id: str = "") -> Pause | None
 
 
 async def read_pauses(redis: Redis, keys: Keys) -> dict[str, Pause]:
-    """Every pause by its run, under "" that of all. Raises `LedgerUnavailable`."""
-    records = await _READ_ALL.run(redis, [keys.pause, keys.run_pauses], [])
-    try:
-        pauses = [Pause.model_validate_json(record) for record in records if record]
-    except ValidationError as exc:
-        raise LedgerUnavailable(f"the record of a pause cannot be read: {exc.errors()[0]['msg']}") from exc
-    return {pause.run_id: pause for pause in pauses}
+    """Raises `LedgerUnavailable`."""
+    return await _do(redis, all_pauses(keys))
+
+
+async def read_acks(redis: Redis, keys: Keys) -> list[PauseAck]:
+    """Raises `LedgerUnavailable`."""
+    return await _do(redis, all_acks(keys))
+
+
+async def read_presence(redis: Redis, keys: Keys, processes: Iterable[Process]) -> dict[Process, int]:
+    """Raises `LedgerUnavailable`."""
+    return await _do(redis, presence(keys, processes))
 
 
 async def acknowledge(redis: Redis, keys: Keys, ack: PauseAck) -> None:
@@ -159,31 +224,5 @@ async def withdraw(redis: Redis, keys: Keys, node_id: str, process: int) -> None
             await pipe.execute()
 
 
-async def read_presence(redis: Redis, keys: Keys, processes: Iterable[Process]) -> dict[Process, int]:
-    """How many processes its node has, for each of these that is there. Raises `LedgerUnavailable`."""
-    asked = list(processes)
-    with ledger_errors():
-        async with redis.pipeline(transaction=False) as pipe:
-            for node_id, process in asked:
-                pipe.get(keys.proxy_present(node_id, process))
-            found = await pipe.execute()
-    return {process: int(count) for process, count in zip(asked, found, strict=True) if count is not None}
-
-
-async def read_acks(redis: Redis, keys: Keys) -> list[PauseAck]:
-    """One per proxy process. Raises `LedgerUnavailable`."""
-    with ledger_errors():
-        found = await redis.hgetall(keys.pause_acks)
-    return [PauseAck.model_validate_json(record) for record in found.values()]
-
-
 def _field(node_id: str, process: int) -> str:
     return f"{node_id}/{process}"
-
-
-async def _forget_the_gone(redis: Redis, keys: Keys) -> None:
-    """What processes said that are there no longer: as long as any proxy runs, the hash would keep it for ever."""
-    acks = await read_acks(redis, keys)
-    if acks:
-        present = [keys.proxy_present(ack.node_id, ack.process) for ack in acks]
-        await _FORGET.run(redis, [keys.pause_acks, *present], [_field(ack.node_id, ack.process) for ack in acks])

@@ -6,8 +6,10 @@ Write the payload first, then commit its reference. A payload whose commit lost 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from pydantic import ValidationError
 
 from polarq.contracts.rollout import PayloadRef, RolloutResult
 from polarq.errors import PayloadCorrupt, PayloadMissing
@@ -51,7 +53,7 @@ def put_payload(
     )
     commands = [("SET", f"{stem}:{n}", chunk, "EX", keep_s) for n, chunk in enumerate(chunks)]
     calls: list[Call[None]] = [
-        Call(lambda _: None, commands=tuple(commands[i : i + _CHUNKS_PER_CALL]))
+        Call(lambda _: None, commands=tuple(commands[i : i + _CHUNKS_PER_CALL]), at="payloads")
         for i in range(0, len(commands), _CHUNKS_PER_CALL)
     ]
     return ref, calls
@@ -70,10 +72,31 @@ def get_payload(ref: PayloadRef) -> Call[RolloutResult]:
         data = b"".join(parts)
         if hashlib.sha256(data).hexdigest() != ref.sha256:
             raise PayloadCorrupt(f"payload {ref.key} does not match its checksum; its bytes were damaged in the store")
-        result = RolloutResult.model_validate(unpack(data))
+        try:
+            result = RolloutResult.stored(unpack(data))
+        except ValidationError as exc:
+            raise PayloadCorrupt(
+                f"payload {ref.key} is no result that this polarq reads: {exc.errors()[0]['msg']}"
+            ) from exc
         return result.model_copy(update={"payload": ref})
 
-    return Call(read, commands=commands)
+    return Call(read, commands=commands, at="payloads")
+
+
+def read_raw(commands: Sequence[tuple[Any, ...]]) -> Call[list[bytes | None]]:
+    """The replies to the commands of one or more `get_payload`, to be read elsewhere than where they are awaited."""
+    return Call(list, commands=tuple(commands), at="payloads")
+
+
+def is_stored(ref: PayloadRef) -> Call[bool]:
+    """Whether all chunks are there."""
+    names = [f"{ref.key}:{n}" for n in range(ref.chunks)]
+    return Call(lambda replies: int(replies[0]) == len(names), commands=(("EXISTS", *names),), at="payloads")
+
+
+def drop_payload(ref: PayloadRef) -> Call[None]:
+    """Deletes one whose commit was refused."""
+    return Call(lambda _: None, commands=(("DEL", *(f"{ref.key}:{n}" for n in range(ref.chunks))),), at="payloads")
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -44,7 +44,8 @@ class LocalStack:
 
     `nodes` overrides the topology's node entries (by default one, `node0`); `sections` adds topology sections. With
     `redis_url` a Redis that is there already is used, and none is started. With `bound` the programs end with whoever
-    started them, however that ends.
+    started them, however that ends. `before` is what a node's worker is started with in front of its command (`env
+    TZ=...`, `ip netns exec ...`), which has to become the worker itself.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LocalStack:
         env: Mapping[str, str] | None = None,
         prefix: str = "polarq",
         bound: bool = False,
+        before: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.home = home.resolve()
         self.scenario = scenario
@@ -70,6 +72,7 @@ class LocalStack:
         self._extra_env = dict(env or {})
         self._prefix = prefix
         self._bound = bound
+        self._before = dict(before or {})
         self.inference: Program | None = None
         self.inference_url = ""
         self.workers: dict[str, Program] = {}
@@ -150,10 +153,11 @@ class LocalStack:
         }
 
     def start_worker(self, node_id: str = "node0", *, wait: bool = True) -> Program:
-        """`celery -A polarq worker -Q <node_id>`, and nothing else."""
+        """`celery -A polarq worker -Q <node_id>`, and nothing else but what the node's `before` says."""
         command = ["celery", "-A", "polarq", "worker", "-Q", node_id]
         celery = Path(sys.executable).parent / "celery"
         command[0] = str(celery) if celery.exists() else "celery"
+        command = [*self._before.get(node_id, ()), *command]
         self.workers[node_id] = self._program(f"worker {node_id}", command, f"worker-{node_id}.log").start()
         if wait:
             self.wait_for_node(node_id)

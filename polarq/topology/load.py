@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from polarq.settings import DEFAULT_REDIS_URL, Settings
 from polarq.topology.lines import read_topology
 from polarq.topology.models import Topology
+from polarq.topology.redis_address import with_tls
 
 DEFAULT_FILE = Path("topology.yaml")
 
@@ -31,24 +31,11 @@ def load_topology(path: Path | None = None, settings: Settings | None = None) ->
 
 def redis_url(topology: Topology, settings: Settings) -> str:
     """The ledger's Redis: POLARQ_REDIS_URL, else the topology's, else loopback."""
-    return _with_tls(settings.redis_url or topology.redis.url or DEFAULT_REDIS_URL, topology.redis.tls_ca)
+    return with_tls(settings.redis_url or topology.redis.url or DEFAULT_REDIS_URL, topology.redis.tls_ca)
 
 
 def broker_url(topology: Topology, settings: Settings) -> str:
     """The Redis of the Celery queues: the topology's `redis.broker_url`, else the ledger's."""
     if topology.redis.broker_url is None:
         return redis_url(topology, settings)
-    return _with_tls(topology.redis.broker_url, topology.redis.tls_ca)
-
-
-def _with_tls(url: str, tls_ca: str | None) -> str:
-    """A rediss:// address that says for all of its users what is checked: Celery refuses one that does not say it,
-    redis-py and kombu each have a default of their own. What the address says itself stands."""
-    parts = urlsplit(url)
-    if parts.scheme != "rediss":
-        return url
-    said = dict(parse_qsl(parts.query, keep_blank_values=True))
-    said.setdefault("ssl_cert_reqs", "required")
-    if tls_ca is not None:
-        said.setdefault("ssl_ca_certs", tls_ca)
-    return urlunsplit(parts._replace(query=urlencode(said, safe="/")))
+    return with_tls(topology.redis.broker_url, topology.redis.tls_ca)

@@ -19,6 +19,7 @@ from polarq.contracts.completion import SideKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import InvalidTopology
 from polarq.topology.addresses import one_machine, overlap, unix_path
+from polarq.topology.redis_address import Sentinels
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 NodeId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
@@ -54,10 +55,22 @@ class RedisSection(Contract):
 
     url: str | None = Field(
         None,
-        description="redis:// or rediss:// address; POLARQ_REDIS_URL wins over it; neither: redis://127.0.0.1:6379/0.",
+        description="redis://, rediss:// (TLS) or sentinel://[user:password@]HOST:PORT,HOST:PORT/DB?master=NAME "
+        "(whichever server the Sentinels name; sentinels:// for TLS). POLARQ_REDIS_URL wins over it; neither: "
+        "redis://127.0.0.1:6379/0.",
     )
     broker_url: str | None = Field(
         None, description="A second Redis for the Celery queues alone; default: the same as url."
+    )
+    payload_url: str | None = Field(
+        None,
+        description="A Redis for committed results alone, which are what is large; default: the same as url.",
+    )
+    wait_replicas: int = Field(
+        0,
+        ge=0,
+        description="Replicas that must have a submission, a commit or a captured model call before it counts (WAIT), "
+        "so that no failover to one of them forgets it. Fewer than there are: one that is down must not hold all up.",
     )
     tls_ca: NonEmpty | None = Field(
         None,
@@ -70,9 +83,16 @@ class RedisSection(Contract):
     memory_budget: float | None = Field(
         None,
         gt=0,
-        description="Memory that Redis may use: bytes, or up to 1 a share of its maxmemory; blank: all of maxmemory. "
+        description="Memory that each Redis may use: bytes, or up to 1 a share of its maxmemory; blank: all of it. "
         "At 80 % of it there is a warning, at 95 % new tasks are refused; results are still taken.",
     )
+
+    @field_validator("url", "broker_url", "payload_url")
+    @classmethod
+    def _readable(cls, value: str | None) -> str | None:
+        if value is not None:
+            Sentinels.parse(value)
+        return value
 
 
 class RolloutSection(Contract):
@@ -378,7 +398,10 @@ class GatewaySection(Contract):
         10.0, gt=0, description="Seconds a rollout waits before its message, if it is in no queue, is sent again."
     )
     max_attempts: int = Field(
-        3, ge=1, description="Attempts of one rollout that may end by the loss of their node; the last one fails it."
+        3,
+        ge=1,
+        description="Losses of its worker by the same crash that are held against a rollout until it fails. One that "
+        "had company counts for a part; four times as many losses of whatever kind fail it too.",
     )
     drain_grace_s: float = Field(
         600.0,
@@ -498,7 +521,11 @@ class Topology(Contract):
     security: SecuritySection = Field(SecuritySection(), description="What tasks may do.")
     retention: RetentionSection = Field(RetentionSection(), description="What is kept.")
     budgets: BudgetsSection = Field(BudgetsSection(), description="Limits on tasks.")
-    limits: LimitsSection = Field(LimitsSection(), description="Back-pressure and fair shares.")
+    limits: LimitsSection = Field(
+        LimitsSection(),
+        description="Back-pressure and fair shares; workers publish them, and they hold for every client "
+        "(polarq limits).",
+    )
 
     def node(self, node_id: str) -> Node | None:
         return next((node for node in self.gateway.nodes if node.id == node_id), None)

@@ -112,7 +112,9 @@ class Proxy:
         max_event_bytes: int = MAX_EVENT_BYTES,
         peers: Peers | None = None,
         token: str | None = None,
+        replicas: int = 0,
     ) -> None:
+        """`replicas`: of Redis, that must have a call's record before it is answered."""
         self.node = node
         self._token = token
         self.peers = peers
@@ -125,7 +127,7 @@ class Proxy:
         """What paths were found to be; the same few come again and again."""
         self.fleet = Fleet.of(node, env or {})
         self.pool = Pool(node, env or {})
-        completions = CompletionLog(redis, keys, keep_s)
+        completions = CompletionLog(redis, keys, keep_s, replicas=replicas)
         self.sessions = Sessions(redis, keys, completions)
         self.recorder = Recorder(redis, keys, completions, self.counters)
         self.metrics = Metrics(self.counters, self.fleet, self._gauges)

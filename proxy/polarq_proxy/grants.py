@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
@@ -47,6 +46,8 @@ class Session:
     secret: str = field(repr=False)
     next_seq: int
     checked_at: float
+    ends_at: float | None = None
+    """When its rollout ends, by this machine's monotonic clock; the server's clock decided. None: it has no end."""
     endpoint: Endpoint | None = None
     repeats: Repeats = field(default_factory=Repeats)
     exact: ExactContext = field(default_factory=ExactContext, repr=False)
@@ -100,10 +101,9 @@ class Session:
 
     def time_left_s(self) -> float | None:
         """Until its rollout's deadline; None: it has none. Raises `CallFault` when that is past."""
-        deadline = self.spec.rules.deadline
-        if deadline is None:
+        if self.ends_at is None:
             return None
-        left = (deadline - datetime.now(UTC)).total_seconds()
+        left = self.ends_at - time.monotonic()
         if left <= 0:
             raise CallFault(FaultKind.NO_SESSION, "the rollout's time is over; nothing more will be answered here")
         return left
@@ -186,6 +186,7 @@ class Sessions:
         session = self._known.setdefault(name, new)
         session.next_seq = max(session.next_seq, grant.next_seq)
         session.checked_at = now
+        session.ends_at = None if grant.left_s is None else time.monotonic() + grant.left_s
         self._sweep(now)
         if not session.restored:
             await self._restore(session)

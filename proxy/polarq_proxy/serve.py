@@ -17,18 +17,19 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from aiohttp import web
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import AuthenticationError, RedisError
 
 from polarq.errors import LedgerUnavailable
 from polarq.ledger.keys import Keys
+from polarq.ledger.servers import async_client
 from polarq.settings import Settings
 from polarq.topology import Node, load_topology, redis_url
+from polarq.topology.redis_address import without_password
 from polarq_proxy.admin import admin_app
 from polarq_proxy.app import Proxy
 from polarq_proxy.front import READY, Front
@@ -73,7 +74,8 @@ async def serve(options: ServeOptions, settings: Settings, env: Mapping[str, str
             return
         peers = None if options.peers is None else Peers(options.peers, options.process, options.processes)
         keys, keep_s = Keys(topology.redis.prefix), topology.retention.result_s
-        proxy = Proxy(node, redis, keys, env=env, keep_s=keep_s, peers=peers, token=settings.token)
+        replicas = topology.redis.wait_replicas
+        proxy = Proxy(node, redis, keys, env=env, keep_s=keep_s, peers=peers, token=settings.token, replicas=replicas)
         await _run(proxy, node, options, stop, settings.token)
     finally:
         await redis.aclose()
@@ -81,7 +83,7 @@ async def serve(options: ServeOptions, settings: Settings, env: Mapping[str, str
 
 def connect(url: str) -> Redis:
     """A client that waits for a free connection instead of failing, and retries for a second, not for ten."""
-    pool = BlockingConnectionPool.from_url(
+    return async_client(
         url,
         max_connections=REDIS_CONNECTIONS,
         timeout=5,
@@ -90,7 +92,6 @@ def connect(url: str) -> Redis:
         health_check_interval=30,
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 3),
     )
-    return Redis.from_pool(pool)
 
 
 async def _run(proxy: Proxy, node: Node, options: ServeOptions, stop: asyncio.Event, token: str | None) -> None:
@@ -236,8 +237,7 @@ def write_port_file(path: Path, url: str) -> None:
 
 
 async def _answers(redis: Redis, url: str) -> None:
-    parts = urlsplit(url)
-    where = f"Redis at {parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+    where = f"Redis at {without_password(url.partition('?')[0])}"
     try:
         await redis.ping()
     except AuthenticationError:

@@ -186,7 +186,7 @@ def test_a_server_that_is_not_installed_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("tgi", "--model", "x"), "'tgi' is not one of"),
+        (("tgi", "--model", "x"), "No such command 'tgi'"),
         (("vllm",), "Missing option '--model'"),
         (("vllm", "--model", "Qwen/Qwen3-8B", "--engine-version", "new"), "'new' is no release such as"),
         (("vllm", "--model", "Qwen/Qwen3-8B", "--weight-version", "1"), "/update_weight_version"),

@@ -40,6 +40,32 @@ def test_redis_appends_to_disk_and_never_evicts() -> None:
     assert options["--maxmemory-policy"] == "noeviction"
 
 
+def test_each_part_reaches_redis_as_a_user_of_its_own_and_none_as_its_administrator() -> None:
+    found = {
+        name: sorted(
+            address[1]
+            for value in service.get("environment", {}).values()
+            if (address := re.match(r"redis://([\w-]*):", str(value)))
+        )
+        for name, service in SERVICES.items()
+    }
+    assert found == {
+        "redis": [],
+        "node0": ["polarq-proxy", "polarq-worker"],
+        "shim": ["polarq-trainer"],
+        "flower": ["polarq-flower"],
+        "inference": [],
+    }
+    assert [n for n, s in SERVICES.items() if "POLARQ_REDIS_PASSWORD" in str(s)] == ["redis"]
+
+
+def test_the_users_of_redis_are_those_of_the_shipped_file() -> None:
+    script = SERVICES["redis"]["entrypoint"][2]
+    shipped = re.findall(r"^user (\S+) on ", (ROOT / "configs" / "redis-acl.conf").read_text(), re.MULTILINE)
+    assert re.findall(r"\^user (\S+) on/", script) == shipped
+    assert "./configs/redis-acl.conf:/etc/polarq/redis-acl.conf:ro" in SERVICES["redis"]["volumes"]
+
+
 def test_only_the_inference_server_belongs_to_the_demo() -> None:
     assert [name for name, service in SERVICES.items() if "profiles" in service] == ["inference"]
     assert SERVICES["inference"]["profiles"] == ["demo"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from polarq.contracts import RolloutState, Task
@@ -24,12 +25,19 @@ class RolloutModel:
     token: int = 0
     owner: str = ""
     job: str = ""
+    incarnation: str = ""
     cancel: bool = False
     lease_over: bool = False
     lost: int = 0
-    """Attempts that ended with their lease."""
+    """Attempts that ended with the loss of their worker."""
+    blame: Counter[RolloutState] = field(default_factory=Counter)
+    """What is held against it of losses at each stage, in quarters."""
     summary: str | None = None
     """As it was first seen: it never changes."""
+
+    def was_lost(self, quarters: int = 4) -> None:
+        self.lost += 1
+        self.blame[self.state] += quarters
 
     @property
     def active(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from polarq.contracts import Outcome, RolloutState, RolloutSummary
-from polarq.errors import LedgerUnavailable, TaskConflict
-from polarq.ledger import Call, Calls, Claim, Keys, Ledger, Refused
+from polarq.errors import StepRefused, TaskConflict
+from polarq.ledger import Call, Calls, Claim, Keys, Ledger, Refused, Released
 from polarq.ledger.scripts import Script
 from polarq.ledger.states import ACTIVE, TRANSITIONS
 from tests.durable.ledger_model import RUNS, RolloutModel, Story, TaskModel, Ticket, a_task
@@ -47,6 +48,7 @@ class LedgerSteps(RuleBasedStateMachine):
         self.committed: list[tuple[Ticket, RolloutSummary]] = []
         self.story = Story()
         self.highest: dict[str, int] = {}
+        self.starts: Counter[str] = Counter()
 
     def teardown(self) -> None:
         names = list(self.redis.scan_iter(match=f"{self.keys.prefix}:*", count=1000))
@@ -166,9 +168,12 @@ class LedgerSteps(RuleBasedStateMachine):
     @rule(data=st.data(), node=st.sampled_from(NODES))
     def claim(self, data: st.DataObject, node: str) -> None:
         rollout = self.pick(data)
-        job = f"job-{node}"
-        call = self.calls.claim(rollout.rollout_id, node, LEASE_S, job)
+        call = self.claim_call(rollout.rollout_id, node)
         self._claimed(call, rollout, node, self.do(call))
+
+    def claim_call(self, rollout_id: str, node: str) -> Call[Claim | Refused]:
+        """A claim by the node's present worker."""
+        return self.calls.claim(rollout_id, node, LEASE_S, f"job-{node}", incarnation=f"{node}-{self.starts[node]}")
 
     def _claimed(self, call: Call[Claim | Refused], rollout: RolloutModel, node: str, answer: Claim | Refused) -> None:
         if rollout.state.terminal:
@@ -180,8 +185,10 @@ class LedgerSteps(RuleBasedStateMachine):
             assert answer.token > self.highest.get(rollout.rollout_id, 0), "a token was given out twice"
             assert answer.attempt == rollout.attempt + 1
             assert answer.task == self.tasks[answer.task.task_id].task
-            rollout.lost += rollout.active
+            if rollout.active:
+                rollout.was_lost()
             rollout.state, rollout.owner, rollout.job = S.PREPARING, node, f"job-{node}"
+            rollout.incarnation = str(call.args[8])
             rollout.attempt, rollout.token, rollout.lease_over = answer.attempt, answer.token, False
             self.highest[rollout.rollout_id] = answer.token
             self.tickets.append(Ticket(call, rollout.rollout_id, node, answer.token, answer.attempt))
@@ -210,8 +217,7 @@ class LedgerSteps(RuleBasedStateMachine):
         to = anywhere or (later[0] if later else S.EVALUATING)
         try:
             answer = self.do(self.calls.advance(ticket.rollout_id, ticket.token, to))
-        except LedgerUnavailable as exc:
-            assert "no step from" in str(exc)
+        except StepRefused:
             assert self.holds(ticket)
             assert to not in TRANSITIONS[rollout.state]
             return
@@ -248,8 +254,9 @@ class LedgerSteps(RuleBasedStateMachine):
     @precondition(lambda self: self.committed)
     @rule(data=st.data())
     def repeat_a_commit(self, data: st.DataObject) -> None:
+        """The answer got lost. What it says the second time changes nothing, were it something else."""
         ticket, summary = data.draw(st.sampled_from(self.committed), label="commit")
-        self._commit(ticket, summary)
+        self._commit(ticket, summary.model_copy(update={"reward": 0.5}))
 
     def _commit(self, ticket: Ticket, summary: RolloutSummary) -> None:
         rollout, task_id = self.rollout(ticket.rollout_id), ticket.rollout_id.rpartition(".")[0]
@@ -269,16 +276,28 @@ class LedgerSteps(RuleBasedStateMachine):
     @precondition(lambda self: self.tickets)
     @rule(data=st.data(), counted=st.booleans())
     def release(self, data: st.DataObject, counted: bool) -> None:
-        ticket = self.pick_ticket(data)
+        self._release(self.pick_ticket(data), counted)
+
+    def _release(self, ticket: Ticket, counted: bool) -> None:
         rollout = self.rollout(ticket.rollout_id)
         done = self.do(self.calls.release(ticket.rollout_id, ticket.token, counted=counted, reason="drain"))
-        assert done == self.holds(ticket)
-        if done:
+        assert (done is not None) == self.holds(ticket)
+        if done is None:
+            return
+        assert done is (Released.CANCELLED if rollout.cancel else Released.QUEUED)
+        if rollout.cancel:
+            rollout.token += 1
+            self.highest[rollout.rollout_id] = rollout.token
+            rollout.state = S.CANCELLED
+            self.story.moved(rollout)
+            self.ended_one(rollout.rollout_id.rpartition(".")[0])
+        else:
             self.given_back(rollout, counted=counted)
 
     def given_back(self, rollout: RolloutModel, *, counted: bool) -> None:
         """Queued again, under a token that nobody holds."""
         rollout.state, rollout.owner, rollout.job, rollout.lease_over = S.QUEUED, "", "", False
+        rollout.incarnation = ""
         rollout.token += 1
         self.highest[rollout.rollout_id] = rollout.token
         if not counted:

@@ -1,8 +1,10 @@
-"""Evaluators that wait for a gate: the file named in their config. One waits as it should, one blocks the loop."""
+"""Evaluators as the tests need them: some wait for a gate, the file named in their config; some are greedy."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -33,3 +35,30 @@ class BlocksTheLoop(Evaluator):
         while not Path(self.spec.config["gate"]).exists():
             time.sleep(0.05)  # noqa: ASYNC251 - the fault this is about
         return self.verdict(1.0, {})
+
+
+class GrowsOnce(Evaluator):
+    """Takes memory of the worker itself until the kernel objects; where the file of its config exists it is modest."""
+
+    name: ClassVar[str] = "grows_once"
+
+    async def evaluate(self, context: EvaluationContext) -> Reward:
+        grown = Path(self.spec.config["gate"])
+        if not grown.exists():
+            grown.touch()
+            kept = []
+            while True:
+                kept.append(os.urandom(8 << 20))
+                await asyncio.sleep(0)
+        return self.verdict(1.0, {})
+
+
+class Large(Evaluator):
+    """A report as large as its config says, which compression does not make smaller."""
+
+    name: ClassVar[str] = "large"
+
+    async def evaluate(self, context: EvaluationContext) -> Reward:
+        noise = await asyncio.to_thread(secrets.token_urlsafe, int(self.spec.config["size"]) * 3 // 4)
+        # Not `verdict`, which would cut it.
+        return Reward(outcome=1.0, evaluator=self.name, report={"noise": noise})

@@ -40,8 +40,9 @@ def leave_completions(hand: Hand, rollout_id: str, attempt: int, token: int) -> 
 def test_an_acknowledged_task_keeps_its_outcome_and_nothing_that_is_large(client: Client, hand: Hand) -> None:
     hand.submit("t", 2)
     for index in range(2):
-        leave_completions(hand, f"t.{index}", 1, 1)
-        hand.end(f"t.{index}", size=600_000)
+        claim = hand.claim(f"t.{index}")
+        leave_completions(hand, f"t.{index}", claim.attempt, claim.token)
+        hand.end(f"t.{index}", size=600_000, claim=claim)
     before = client.get("t", "none")
     assert len(heavy(hand)) > 4
     assert client.acknowledge("t") == 2
@@ -153,7 +154,8 @@ def test_an_acknowledgement_between_the_record_and_the_payload_is_no_loss(
     hand.submit("t")
     hand.end("t.0")
     hand.submit("u")
-    hand.end("u.0")
+    claim = hand.claim("u.0")
+    hand.end("u.0", claim=claim)
 
     def in_between(call: Call[Any]) -> Any:
         if call.commands and call.commands[0][0] == "GET":
@@ -164,7 +166,7 @@ def test_an_acknowledgement_between_the_record_and_the_payload_is_no_loss(
     monkeypatch.setattr(client.ledger, "do", in_between)
     assert client.get("t").results[0].trajectory is None
     # What is missing without anybody's doing is said.
-    hand.ledger.redis.delete(f"{hand.calls.keys.payload('u.0', 1, 1)}:0")
+    hand.ledger.redis.delete(f"{hand.calls.keys.payload('u.0', 1, claim.token)}:0")
     with pytest.raises(PayloadMissing):
         client.get("u")
 

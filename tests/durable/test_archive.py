@@ -14,6 +14,7 @@ import pytest
 
 from polarq.client import AsyncClient, Client
 from polarq.client.acknowledging import archive_task
+from polarq.client.steps import outcome_async
 from polarq.errors import ArchiveFailed
 from polarq.ledger import Keys
 from polarq.ledger.retention import server_ms
@@ -111,7 +112,7 @@ async def test_compressed_and_asynchronous_it_is_the_same(redis_url: str, keys: 
         assert await client.acknowledge(["t.0"]) == 1
         archive = Archive.of(topology)
         assert archive is not None
-        assert await archive_task(client.ledger, archive, "t") == 1
+        assert await outcome_async(client.ledger, archive_task(client.calls, archive, "t")) == 1
         assert await client.acknowledge("t") == 1
     assert files(folder) == ["README.md", "t/0.json.zst", "t/1.json.zst", "t/request.json.zst"]
     first = json.loads(zstd.decompress((folder / "t" / "0.json.zst").read_bytes()))

@@ -129,6 +129,16 @@ def test_what_another_node_has_to_run_does_not_stand_in_the_way(ledger: Ledger) 
     assert taken(ledger, 2) == ["free.0", "free.1"]
 
 
+def test_what_lies_behind_very_many_that_others_have_to_run_is_found_by_a_deeper_look(ledger: Ledger) -> None:
+    submit(ledger, "pinned", 300, placement={"policy": "pinned", "node_id": "node1"}, dispatch_priority=100)
+    submit(ledger, "free", 2)
+    assert ledger.do(ledger.calls.look(place(), 5)) == []
+    found = ledger.do(ledger.calls.look(place(), 5, 1000))
+    assert found == ["free.0", "free.1"]
+    claims = [take(ledger, hint=rollout_id) for rollout_id in found]
+    assert [claim.rollout_id for claim in claims if isinstance(claim, Claim)] == found
+
+
 def announce(ledger: Ledger, node_id: str) -> None:
     ledger.do(ledger.calls.announce(NodeRecord(node_id=node_id), 60))
 

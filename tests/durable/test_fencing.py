@@ -51,6 +51,7 @@ def services(ledger: AsyncLedger, home: Path) -> Services:
         patience=Patience(),
         spool=Spool(home / "spool", 60),
         state_dir=home,
+        proxy_there=lambda: asyncio.sleep(0),
         proxy_url=lambda: "http://127.0.0.1:9",
         tell=lambda _: None,
         ring=nothing,
@@ -132,7 +133,7 @@ async def test_a_grant_whose_opening_took_longer_than_the_lease_is_closed_and_op
             assert server.pid is not None
             os.kill(server.pid, signal.SIGSTOP)
             try:
-                opening = asyncio.create_task(walk._open_grant(60))
+                opening = asyncio.create_task(walk.access.open(60))
                 await asyncio.sleep(0)
                 lease._until = steady_s()
             finally:

@@ -354,7 +354,7 @@ def test_an_ended_task_is_in_the_outbox_until_all_is_told(ledger: Ledger) -> Non
     assert due(ledger).untold == (), "not again at once"
     assert ledger.do(left_to_tell(calls, "plain", told=True)) == "nothing"
     assert ledger.do(left_to_tell(calls, "called", told=True)) == "wait"
-    assert ledger.do(left_to_tell(calls, "called")) == "tell", "nobody delivers its callback"
+    assert ledger.do(left_to_tell(calls, "called")) == "call", "nobody delivers its callback"
     ledger.redis.set(keys.callback_claim("called"), "somebody")
     assert ledger.do(left_to_tell(calls, "called")) == "wait"
     ledger.redis.set(keys.callback_claim("called"), "done")

@@ -7,7 +7,6 @@ import re
 import sys
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from polarq.client import AsyncClient, Client
+from polarq.client import AsyncClient
 from polarq.contracts.rollout import RolloutState
 from polarq.errors import LedgerUnavailable
 from polarq.ledger import Ledger, calls_for
@@ -26,42 +25,8 @@ from polarq.settings import Settings
 from polarq.testing.program import Program
 from polarq.testing.redis import EmbeddedRedis
 from polarq.testing.stack import LocalStack, free_port
+from tests.durable.guarded import ROLES, SHIPPED, Guarded, with_passwords
 from tests.worker.conftest import ask, shell_task, wait_until, write_scenario
-
-SHIPPED = Path(__file__).parents[2] / "configs" / "redis-acl.conf"
-ROLES = ("polarq-trainer", "polarq-worker", "polarq-proxy", "polarq-flower")
-
-
-@dataclass(frozen=True)
-class Guarded:
-    server: EmbeddedRedis
-    stack: LocalStack
-
-    def url(self, role: str) -> str:
-        return f"redis://{role}:{role}@127.0.0.1:{self.server.port}/0"
-
-    def client(self) -> Client:
-        env = {**self.stack.env, "POLARQ_REDIS_URL": self.url("polarq-trainer")}
-        return Client(self.stack.topology, Settings.from_env(env))
-
-    def refusals(self) -> list[tuple[str, str]]:
-        """(user, command or key) of all that was refused so far.
-
-        A client library also tries to say its own name, which servers from 7.2 on would let it: it needs no answer.
-        """
-        with redis.Redis.from_url(self.server.url, decode_responses=True) as admin:
-            found = [(entry["username"], entry["object"]) for entry in admin.acl_log()]
-        return [entry for entry in found if entry[1] not in {"client|setinfo", "client"}]
-
-
-def with_passwords(folder: Path) -> Path:
-    """The shipped file as its first lines say it is used: a password behind each user."""
-    lines = SHIPPED.read_text().splitlines()
-    users = [line.split()[1] for line in lines if line.startswith("user ")]
-    assert sorted(users) == sorted(ROLES)
-    path = folder / "acl.conf"
-    path.write_text("\n".join(f"{x} >{x.split()[1]}" if x.startswith("user ") else x for x in lines) + "\n")
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +199,7 @@ def test_the_worker_and_the_trainer_may_use_every_command_of_polarqs_own_scripts
 
 
 NOT_REDIS = {"post", "delete", "head", "path", "lang"}
-WITHHELD_FROM_TRAINERS = {"grant", "reaper", "archiver"}
+WITHHELD_FROM_TRAINERS = {"grant", "reaper", "archiver", "sandboxes"}
 
 
 def test_a_trainer_has_every_key_but_those_that_are_withheld_on_purpose() -> None:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import ssl
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
+import redis
 
 from polarq.contracts.rollout import RolloutState
 from polarq.errors import LedgerUnavailable
@@ -26,76 +16,10 @@ from polarq.settings import Settings
 from polarq.testing.redis import EmbeddedRedis
 from polarq.testing.stack import LocalStack
 from polarq.topology import Topology, broker_url, redis_url
-from tests.worker.conftest import ask, shell_task, write_scenario
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """A self-signed one for 127.0.0.1, which vouches for itself."""
-
-    cert: Path
-    key: Path
-
-    @classmethod
-    def made(cls, folder: Path, name: str = "redis") -> Certificate:
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), datetime.now(UTC)
-        signed = (
-            x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
-            .not_valid_before(now - timedelta(days=1))
-            .not_valid_after(now + timedelta(days=1))
-            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .sign(key, hashes.SHA256())
-        )
-        made = cls(folder / f"{name}.crt", folder / f"{name}.key")
-        made.cert.write_bytes(signed.public_bytes(Encoding.PEM))
-        made.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        return made
-
-
-@contextmanager
-def tls_server(certificate: Certificate) -> Iterator[int]:
-    """The port of a Redis that is reached by TLS only. Not every server is built with it (the one that comes as a
-    package is not), so TLS ends in front of it, as it does behind a load balancer."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate.cert, certificate.key)
-    loop = asyncio.new_event_loop()
-    with EmbeddedRedis(password="secret") as server:
-        thread = threading.Thread(target=loop.run_forever, name="tls")
-        thread.start()
-        try:
-            listening = asyncio.run_coroutine_threadsafe(_listening(context, server.port), loop).result()
-            yield listening.sockets[0].getsockname()[1]
-        finally:
-            asyncio.run_coroutine_threadsafe(_closed(), loop).result()
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
-
-
-async def _listening(context: ssl.SSLContext, redis_port: int) -> asyncio.Server:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind, ahead = await asyncio.open_connection("127.0.0.1", redis_port)
-        await asyncio.gather(_passed_on(reader, ahead), _passed_on(behind, writer))
-
-    return await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-
-
-async def _passed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError, ssl.SSLError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
-
-
-async def _closed() -> None:
-    """Ends what is still being passed on."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+from tests.durable.gates import PATIENCE_S
+from tests.durable.sentinels import Group, wait_for_answer
+from tests.durable.tls import Certificate, tls_front
+from tests.worker.conftest import ask, shell_task, wait_until, write_scenario
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +29,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 @pytest.fixture(scope="module")
 def port(certificate: Certificate) -> Iterator[int]:
-    with tls_server(certificate) as found:
+    with EmbeddedRedis(password="secret") as server, tls_front(certificate, server.port) as found:
         yield found
 
 
@@ -122,6 +46,30 @@ def test_a_task_runs_with_every_part_over_tls(
         stack.client.submit(shell_task("safe", ask(2), num_samples=2))
         assert [r.outcome.state for r in stack.client.results(["safe"])] == [RolloutState.COMPLETED] * 2
         assert stack.client.app.AsyncResult("safe").get(timeout=60, disable_sync_subtasks=False)
+
+
+def test_sentinels_and_the_servers_they_name_are_reached_over_tls(certificate: Certificate, tmp_path: Path) -> None:
+    with (
+        Group(sentinels=1, password="secret", certificate=certificate) as group,
+        LocalStack(tmp_path, scenario=str(write_scenario(tmp_path)), redis_url=group.url) as stack,
+    ):
+        for task_id in ("before", "after"):
+            stack.client.submit(shell_task(task_id, ask(1)))
+            assert [r.outcome.state for r in stack.client.results([task_id])] == [RolloutState.COMPLETED]
+            if task_id == "before":
+                group.wait_replicated()
+                group.kill_primary()
+                wait_until(lambda: wait_for_answer(lambda: stack.client.nodes()[0].alive) is True, PATIENCE_S)
+        # The servers would also be reached without TLS, by each other: nobody of ours does.
+        results: Any = stack.client.app.backend
+        with stack.client.app.connection_for_write() as broker:
+            channel: Any = broker.default_channel
+            clients: list[Any] = [channel.client, results.client, stack.client.ledger.redis]
+            assert all(issubclass(c.connection_pool.connection_class, redis.SSLConnection) for c in clients)
+        another = Certificate.made(tmp_path, "another")
+        url = group.url.replace(str(certificate.cert), str(another.cert))
+        with Ledger(url, calls_for(stack.topology)) as ledger, pytest.raises(LedgerUnavailable, match="Sentinels"):
+            ledger.do(ledger.calls.last_event_id())
 
 
 def test_a_server_with_another_certificate_is_not_believed(port: int, certificate: Certificate, tmp_path: Path) -> None:

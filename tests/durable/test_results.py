@@ -11,7 +11,8 @@ import pytest
 from redis import Redis
 
 from polarq.client import AsyncClient, Client
-from polarq.client.streaming import COMPARE_S, Stream, Work
+from polarq.client.steps import Work
+from polarq.client.streaming import COMPARE_S, Stream
 from polarq.contracts.rollout import RolloutResult, RolloutState, TaskState
 from polarq.errors import InvalidInput, LedgerUnavailable, PayloadMissing, ResultTimeout, TaskNotFound
 from polarq.ledger import Call, Calls, Keys, Ledger
@@ -139,8 +140,11 @@ def test_waiting_too_long_for_an_unknown_task_and_for_nothing_are_told_apart(cli
 def test_a_payload_that_is_lost_is_told_after_everything_else_has_come(client: Client, hand: Hand) -> None:
     hand.submit("t", 3)
     for index in range(3):
-        hand.end(f"t.{index}")
-    client.ledger.redis.delete(f"{client.ledger.calls.keys.payload('t.1', 1, 1)}:0")
+        claim = hand.claim(f"t.{index}")
+        hand.end(f"t.{index}", claim=claim)
+        if index == 1:
+            lost = f"{client.ledger.calls.keys.payload('t.1', claim.attempt, claim.token)}:0"
+    client.ledger.redis.delete(lost)
     came = client.results("t")
     assert {next(came).rollout_id, next(came).rollout_id} == {"t.0", "t.2"}
     with pytest.raises(PayloadMissing, match=r"1 rollouts ended.*t\.1"):
@@ -198,26 +202,23 @@ def test_after_an_outage_the_ledger_itself_is_read_even_if_no_event_seems_to_be_
     """A failover may bring other events under ids that the cursor has passed already."""
     hand.submit("t")
     steps = Stream(client.ledger.calls, ["t"]).steps()
-    answer: Any = None
+    step: Any = next(steps)
     waits = 0
     for _ in range(50):
-        step = steps.send(answer)
-        answer = None
         if isinstance(step, RolloutResult):
             assert step.rollout_id == "t.0"
             break
-        if isinstance(step, Work):
-            answer = step.make()
-        if isinstance(step, Call):
-            if step.commands and step.commands[0][0] == "XREAD":
-                waits += 1
-                if waits == 1:
-                    hand.end("t.0")
-                    answer = LedgerUnavailable("Redis is away")
-                else:
-                    answer = News([], "0-0", gap=False)
+        if isinstance(step, Call) and step.commands and step.commands[0][0] == "XREAD":
+            waits += 1
+            if waits == 1:
+                hand.end("t.0")
+                step = steps.throw(LedgerUnavailable("Redis is away"))
             else:
-                answer = client.ledger.do(step)
+                step = steps.send(News([], "0-0", gap=False))
+        elif isinstance(step, Call):
+            step = steps.send(client.ledger.do(step))
+        else:
+            step = steps.send(step.make() if isinstance(step, Work) else None)
     else:
         pytest.fail("the result did not come")
 

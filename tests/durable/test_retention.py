@@ -19,6 +19,7 @@ BOUNDED = (
     "nodes",  # records of nodes: lost ones go after retention.lost_nodes_s
     "tasks",  # trimmed to retention.result_s at each submit
     "reaped",  # one counter per kind of repair
+    "limits",  # one record: what the deployment goes by
     "celery:_kombu.",  # the broker's table of queues
 )
 """What may stay for ever, by the beginning of its name."""

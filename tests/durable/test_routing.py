@@ -78,7 +78,9 @@ def test_what_no_node_can_ever_run_is_refused_with_the_reason(
 def test_what_is_not_known_of_a_node_is_not_held_against_it(client: Client) -> None:
     announce(client, "cpu")
     client.submit(a_task("t", 1, runtime={"backend": "docker", "image": "x"}))
-    assert queue_of(client, "gpu") == 1, "the only one that may have docker"
+    waits = "a node that can run it (gpu is not alive)"
+    assert client.waiting_for("t") == waits, "the only one that may have docker"
+    assert (queue_of(client, "cpu"), queue_of(client, "gpu")) == (0, 0), "it looks for work when it starts"
 
 
 def test_a_task_goes_only_to_nodes_that_can_run_it(client: Client) -> None:

@@ -170,15 +170,17 @@ async def test_while_redis_is_away_entries_stay_for_the_next_start(
 async def test_a_damaged_or_unfinished_entry_is_dropped_with_a_line(
     ledger: AsyncLedger, spool: Spool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    kept = []
     for name in ("cut", "bent", "empty"):
         path = spool.keep(ended(await claimed(ledger, name)))
         assert path is not None
         whole = path.read_bytes()
         damaged = {"cut": whole[:-1], "bent": whole[:-1] + bytes([whole[-1] ^ 1]), "empty": b""}
         path.write_bytes(damaged[name])
+        kept.append(path.name)
     (spool.folder / "half.0-1.part").write_bytes(b"half")
     assert await commit_leftovers(spool, ledger, LEASE_S) == []
-    assert {f"{name}.0-1 is damaged" in caplog.text for name in ("cut", "bent", "empty")} == {True}
+    assert all(f"{name} is damaged" in caplog.text for name in kept)
     assert list(spool.folder.iterdir()) == []
 
 
@@ -189,7 +191,7 @@ async def test_an_entry_older_than_the_retention_is_deleted(
     assert path is not None
     os.utime(path, (time.time() - KEEP_S - 1,) * 2)
     assert await commit_leftovers(spool, ledger, LEASE_S) == []
-    assert "old.0-1 is older than what is kept" in caplog.text
+    assert f"{path.name} is older than what is kept" in caplog.text
     assert not path.exists()
 
 

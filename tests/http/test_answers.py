@@ -150,6 +150,7 @@ async def test_a_broker_that_is_away_is_a_503_and_the_task_is_kept(redis_url: st
         nowhere = f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
     redis_section = {"prefix": keys.prefix, "broker_url": nowhere}
     async with running_shim(redis_url, keys, topology={"redis": redis_section}) as shim:
+        await shim.announce("node0")
         response = await shim.http.post("/rollout/task/submit", json=a_task())
         assert response.status_code == 503
         assert "submit it again, under task_id 't' it is the same task" in response.json()["detail"]

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from redis.asyncio import Redis
 
-from polarq.client.pausing import NotPaused
 from polarq.contracts.node import NodeHealth
+from polarq.errors import NotPaused
 from polarq.ledger.keys import Keys
 from polarq.store.pauses import Pause, PauseAck, RunAck, acknowledge, read_acks, read_pause, set_pause, withdraw
 from tests.http.rig import Rig, a_task

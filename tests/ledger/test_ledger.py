@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from polarq.contracts import Boundary, Outcome, RolloutState, RolloutSummary, Task, TaskState
-from polarq.errors import LedgerUnavailable, TaskConflict
+from polarq.errors import LedgerUnavailable, StepRefused, TaskConflict
 from polarq.ledger import AsyncLedger, Calls, Claim, Keys, Ledger, Refused
 from polarq.testing.redis import EmbeddedRedis
 
@@ -68,7 +68,7 @@ def test_a_different_request_under_the_same_id_is_refused_and_changes_nothing(le
 def test_a_rollout_is_granted_to_one_claimant_only(ledger: Ledger) -> None:
     ledger.do(ledger.calls.submit(a_task(), "c"))
     granted = claim(ledger, "t.0")
-    assert (granted.attempt, granted.token, granted.task) == (1, 1, a_task())
+    assert (granted.attempt, granted.task) == (1, a_task())
     refused = ledger.do(ledger.calls.claim("t.0", "node1", 30, "job"))
     assert refused == Refused("busy", "node0")
     assert ledger.do(ledger.calls.claim("t.7", "node1", 30, "job")) == Refused("unknown")
@@ -81,7 +81,8 @@ def test_carrying_out_one_claim_twice_grants_it_once(ledger: Ledger) -> None:
     first, again = ledger.do(call), ledger.do(call)
     assert isinstance(first, Claim)
     assert isinstance(again, Claim)
-    assert (first.token, first.attempt) == (again.token, again.attempt) == (1, 1)
+    assert (first.token, first.attempt) == (again.token, again.attempt)
+    assert first.attempt == 1
 
 
 def test_many_claimants_at_once_get_one_grant(redis_url: str, keys: Keys) -> None:
@@ -117,11 +118,11 @@ def test_a_lease_that_ran_out_can_be_claimed_and_the_old_owner_cannot_commit(led
 def test_only_steps_of_the_transition_table_are_taken(ledger: Ledger) -> None:
     ledger.do(ledger.calls.submit(a_task(), "c"))
     token = claim(ledger, "t.0").token
-    with pytest.raises(LedgerUnavailable, match="no step from preparing to evaluating"):
+    with pytest.raises(StepRefused, match="no step from preparing to evaluating"):
         ledger.do(ledger.calls.advance("t.0", token, S.EVALUATING))
     for state in (S.READY, S.RUNNING, S.BUILDING, S.EVALUATING):
         assert ledger.do(ledger.calls.advance("t.0", token, state)) == "ok"
-    with pytest.raises(LedgerUnavailable, match="no step from evaluating to ready"):
+    with pytest.raises(StepRefused, match="no step from evaluating to ready"):
         ledger.do(ledger.calls.advance("t.0", token, S.READY))
 
 

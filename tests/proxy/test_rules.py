@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -127,8 +126,7 @@ async def test_no_call_runs_beyond_its_rollouts_deadline(redis_client: Redis, ke
         running(redis_client, keys, inference.base_url) as one,
     ):
         await one.proxy.fleet.endpoints[0].met()
-        soon = datetime.now(UTC) + timedelta(seconds=2)
-        rig = await one.session(4, rules={"deadline": soon})
+        rig = await one.session(4, rules={"time_s": 2})
         sse = await rig.stream([{"role": "user", "content": "x"}])
         assert sse.finish_reasons == []
         assert sse.errors[0]["code"] == "no_session"

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from polarq.client.pausing import InferenceState, inference_state
+from polarq.client.pausing import InferenceState, state_of
+from polarq.client.steps import outcome_async
 from polarq.contracts.completion import CompletionLabel
 from polarq.contracts.node import NodeRecord
 from polarq.ledger import AsyncLedger, Calls
@@ -30,7 +31,8 @@ async def ledger(redis_url: str, keys: Keys) -> AsyncIterator[AsyncLedger]:
 
 
 async def state(ledger: AsyncLedger, run_id: str = "") -> InferenceState:
-    return await inference_state(ledger, [NodeRecord(node_id="node0", alive=True)], run_id)
+    nodes = [NodeRecord(node_id="node0", alive=True)]
+    return await outcome_async(ledger, state_of(ledger.calls, nodes, run_id))
 
 
 async def pause(

@@ -52,6 +52,11 @@ def warden_of(root: Path) -> int:
     raise AssertionError("no warden")
 
 
+def nursery_of(root: Path) -> int:
+    """The process that forked the sandbox's warden."""
+    return int(Path(f"/proc/{warden_of(root)}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -257,9 +262,48 @@ async def test_an_agent_that_kills_every_python_does_not_hit_the_warden(runtime:
     names = subprocess.run(["pgrep", "-f", "-l", "python"], capture_output=True, text=True, check=False).stdout
     pids = {int(line.split()[0]) for line in names.splitlines()}
     assert os.getpid() in pids
-    assert warden_of(runtime.root) not in pids
+    ours = {warden_of(runtime.root), nursery_of(runtime.root)}
+    assert os.getpid() not in ours
+    assert not ours & pids
     by_name = subprocess.run(["pgrep", "python"], capture_output=True, text=True, check=False).stdout.split()
-    assert str(warden_of(runtime.root)) not in by_name
+    assert not {str(pid) for pid in ours} & set(by_name)
+
+
+async def test_a_killed_nursery_costs_no_sandbox_and_the_next_one_finds_another(
+    runtime: LocalRuntime, tmp_path: Path
+) -> None:
+    running = asyncio.ensure_future(runtime.exec("echo x > up; until [ -e on ]; do sleep 0.05; done", timeout_s=LONG_S))
+    await appears(runtime, "up")
+    nursery = nursery_of(runtime.root)
+    os.kill(nursery, signal.SIGKILL)
+    another = await started(tmp_path / "another")
+    assert nursery_of(another.root) != nursery
+    assert (await another.exec("true", timeout_s=LONG_S)).ok
+    await another.stop()
+    await runtime.put_bytes(b"", "on")
+    assert (await running).ok
+    assert (await runtime.exec("sleep 1000 & echo still here", timeout_s=LONG_S)).stdout == b"still here\n"
+    await runtime.stop()
+    assert processes_of(runtime.root) == []
+
+
+async def test_sandboxes_that_start_at_once_over_a_dying_nursery_all_start(tmp_path: Path) -> None:
+    first = await started(tmp_path / "first")
+    nursery = nursery_of(first.root)
+    starting = [asyncio.ensure_future(started(tmp_path / str(number))) for number in range(20)]
+    await asyncio.wait(starting, return_when=asyncio.FIRST_COMPLETED)
+    os.kill(nursery, signal.SIGKILL)
+    runtimes = [first, *await asyncio.gather(*starting)]
+    assert all([(await runtime.exec(["true"], timeout_s=LONG_S)).ok for runtime in runtimes])
+    await asyncio.gather(*(runtime.stop() for runtime in runtimes))
+
+
+async def test_a_warden_that_ended_leaves_no_zombie(tmp_path: Path) -> None:
+    runtime = await started(tmp_path / "root")
+    nursery, warden = nursery_of(runtime.root), warden_of(runtime.root)
+    await runtime.stop()
+    await until(lambda: not Path(f"/proc/{warden}").exists())
+    assert is_running(nursery)
 
 
 WORKER = """
@@ -283,13 +327,13 @@ async def test_a_killed_worker_leaves_nothing_running(tmp_path: Path) -> None:
     worker = subprocess.Popen([sys.executable, "-c", WORKER, str(root)])
     try:
         await until((root / "session/up").exists)
-        warden = warden_of(root)
+        warden, nursery = warden_of(root), nursery_of(root)
         tree = subprocess.run(["ps", "-e", "-o", "ppid,args"], capture_output=True, text=True, check=True).stdout
         assert "sleep 1001" in tree
     finally:
         worker.kill()
         worker.wait()
-    await until(lambda: not is_running(warden))
+    await until(lambda: not is_running(warden) and not is_running(nursery))
     assert processes_of(root) == []
     tree = subprocess.run(["ps", "-e", "-o", "args"], capture_output=True, text=True, check=True).stdout
     assert [line for line in tree.splitlines() if line in {"sleep 1001", "sleep 1002", "sleep 1003"}] == []

@@ -48,7 +48,7 @@ async def test_a_closed_grant_is_refused_and_can_be_closed_again(redis_client: R
 
 
 async def test_closing_an_unknown_grant_leaves_nothing_behind(redis_client: Redis, keys: Keys) -> None:
-    assert await close_grant(redis_client, keys, "pq-nobody") == GrantUse()
+    assert await close_grant(redis_client, keys, "pq-nobody") == GrantUse(known=False)
     assert [key async for key in redis_client.scan_iter(f"{keys.prefix}*")] == []
 
 

@@ -16,7 +16,7 @@ import yaml
 from polarq.contracts import RolloutState
 from polarq.testing.redis import EmbeddedRedis
 from polarq.testing.stack import LocalStack, free_port
-from polarq_worker.node import read_health
+from polarq_worker.health import read_health
 from tests.worker.conftest import ask, commands_with, shell_task, wait_until
 from tests.worker.test_control import wait_for_state
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
+from celery.worker import state
 
-from polarq.client.client import SUBMIT_QUEUE
 from polarq.errors import InvalidTopology, PolarqError
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, load_topology
@@ -20,8 +20,16 @@ from polarq.topology.models import RESERVED_QUEUES
 from polarq_worker import panel as _panel  # noqa: F401 - its commands are registered by being defined
 from polarq_worker.node import NodeService
 from polarq_worker.pool import EnginePool
+from polarq_worker.submissions import Submissions
 
 log = logging.getLogger("polarq.worker")
+
+CONSUMER = "polarq_worker.consumer:Consumer"
+
+SWITCH_S = 0.0005
+"""How long a thread may keep the others from running Python, where the interpreter's default is 5 ms. The engine's loop
+has to ask for its turn after each call that leaves the interpreter, hundreds of times a second; next to four threads
+that compress or encode results it would get it 20 ms late each time."""
 
 EX_CONFIG = 78
 """sysexits.h: something the operator has to change."""
@@ -45,11 +53,13 @@ class NodeStep(bootsteps.StartStopStep):
             node = choose_node(list(worker.app.amqp.queues.consume_from), topology, settings)
         except PolarqError as exc:
             _give_up(exc)
-        worker.app.amqp.queues.select([node.id, SUBMIT_QUEUE])
+        worker.app.amqp.queues.select([node.id])
+        worker.app.steps["consumer"].add(Submissions)
         user, at, host = worker.hostname.partition("@")
         if user == "celery":
             worker.hostname = f"{node.id}{at}{host}"
         self._made = (node, topology, settings)
+        worker.consumer_cls = CONSUMER
         # Mingle asks the other workers what was revoked, and waits a second for answers; the ledger knows that.
         worker.options["without_mingle"] = True
 
@@ -61,6 +71,7 @@ class NodeStep(bootsteps.StartStopStep):
         pool = worker.pool
         if not isinstance(pool, EnginePool):
             _give_up(PolarqError("polarq needs its own pool; start the worker without -P"))
+        sys.setswitchinterval(SWITCH_S)
         service = NodeService(worker.app, pool, node, topology, settings)
         try:
             pool.call(service.start())
@@ -70,11 +81,14 @@ class NodeStep(bootsteps.StartStopStep):
         pool.capacity = lambda: service.capacity
         if getattr(worker, "hub", None) is not None:
             pool.wake_with(lambda: worker.hub.call_soon(lambda: None))
+        pool.awaited = service.awaited
         worker.app.rollout_runner = service.run_job
-        worker.app.task_finisher = service.finish_task
-        worker.app.look_again = service.look_again
+        worker.app.task_finisher = service.telling.tell
+        worker.app.look_again = service.looks.again
+        worker.app.server_clock = service.presence.clock
         pool.on_give_back = service.leaving
-        pool.on_freed = service.freed
+        pool.on_freed = service.looks.freed
+        service.presence.on_superseded = lambda: _leave(pool)
 
     def stop(self, worker: Any) -> None:
         """Warm stop: drains. A second signal gives everything back at once."""
@@ -134,6 +148,12 @@ def choose_node(queues: list[str], topology: Topology, settings: Settings) -> No
         raise InvalidTopology("worker", [f"which node is this? start it with -Q NODE (one of {listed})"])
     node_id = named[0] if named else settings.node_id or nodes[0].id
     return topology.resolve(node_id)
+
+
+def _leave(pool: EnginePool) -> None:
+    """Stops the worker as a signal would."""
+    state.should_stop = EX_CONFIG  # type: ignore[assignment]  # Celery's own signal handlers set numbers too
+    pool.wake()
 
 
 def _give_up(exc: PolarqError) -> Any:

@@ -16,6 +16,7 @@ from polarq.errors import InvalidTask, NotQueued
 from polarq.ledger import AsyncLedger, Call
 from polarq.ledger import reaping as steps
 from polarq.ledger.control import run_state
+from polarq.ledger.records import Unreadable
 from polarq.settings import Settings
 from polarq.topology import Topology, broker_url
 
@@ -51,7 +52,12 @@ class Doorbells:
             await self._broker.aclose()
 
     async def ring_what_is_in_no_queue(self, waiting: Sequence[str], fleet: Fleet) -> bool:
-        """Rings what waits for a node that takes work without being in the queue of one. Whether that was all."""
+        """Rings what waits although a node that takes work has free places and nothing in its queue is for them.
+        Whether that was all.
+
+        Nodes do so themselves (`polarq_worker.work`); this is for what they do not see, as behind very many others in
+        line that they cannot run, and for one whose own looking fails.
+        """
         if not fleet.takers:
             return True
         gone = fleet.gone
@@ -87,14 +93,15 @@ class Doorbells:
         return queue
 
     async def clear(self, node_id: str, elsewhere: set[str], fleet: Fleet, *, at_once: bool = False) -> None:
-        """Deletes the queue of a node that is gone, once all that waits in it is rung elsewhere."""
+        """Deletes the queue of a node that is gone, once all that waits in it is for others too: rung elsewhere, or in
+        line for the next place that gets free."""
         queue = await self._read(node_id)
         if not queue.lengths:
             return
         waiting = await self.ledger.do(steps.still_waiting(self.calls, sorted(queue.rollout_ids)))
         left = [rollout_id for rollout_id in waiting if rollout_id not in elsewhere]
-        rung = await self.ring(left, fleet, avoid=dict.fromkeys(left, node_id), at_once=at_once)
-        if queue.strange or not rung.issuperset(left):
+        await self.ring(left, fleet, avoid=dict.fromkeys(left, node_id), at_once=at_once)
+        if queue.strange or not all([await self._has_a_taker(rollout_id, fleet) for rollout_id in left]):
             return
         if await self._broker.do(steps.drop_lists(queue.lengths)):
             log.warning("node %s is gone: the %d messages in its queue are dropped, all of it is elsewhere or over",
@@ -109,21 +116,29 @@ class Doorbells:
         avoid: Mapping[str, str] | None = None,
         at_once: bool = False,
     ) -> set[str]:
-        """Rings waiting rollouts on nodes that take work; answers those that were rung.
+        """Rings waiting rollouts on nodes that take work and have free places; answers those that were rung.
 
         `avoid`: nodes that should not get them if others can. `at_once`: they were just given back; others are rung
         only when they have waited for a while since the last time.
         """
         rung: set[str] = set()
         held: dict[str, bool] = {}
-        for task_id, ids in _by_task(rollout_ids).items():
-            record = await self.ledger.do(self.calls.task(task_id, with_request=True))
+        for task_id, of_task in _by_task(rollout_ids).items():
+            if not fleet.has_free_places:
+                break
+            try:
+                record = await self.ledger.do(self.calls.task(task_id, with_request=True))
+            except Unreadable as exc:
+                log.warning("%s; it is not rung", exc)
+                continue
             task = None if record is None else record.request
+            ids = of_task
             if task is not None:
                 if task.run_id not in held:
                     held[task.run_id] = await self._is_held(task.run_id)
-                if held[task.run_id] or fleet.choose(task) is None:
+                if held[task.run_id]:
                     continue
+                ids = of_task[: fleet.free_for(task)]
             leave = [steps.ring_due(self.calls, i, self.after_s, _LONGEST_PAUSE_S, given_back=at_once) for i in ids]
             words = await all_of(self.ledger, leave)
             self.counts.update(word for word in words if word in {"orphan", "index"})
@@ -138,6 +153,14 @@ class Doorbells:
             if len(rung) >= _RINGS_AT_ONCE:
                 break
         return rung
+
+    async def _has_a_taker(self, rollout_id: str, fleet: Fleet) -> bool:
+        """Whether some node that takes work can run it, now or when it has a free place."""
+        try:
+            record = await self.ledger.do(self.calls.task(split_rollout_id(rollout_id)[0], with_request=True))
+        except Unreadable:
+            return False
+        return record is None or record.request is None or fleet.can(record.request)
 
     async def _is_held(self, run_id: str) -> bool:
         """Whether nothing of a run may start now, so that each of its doorbells would be in vain."""
@@ -154,7 +177,9 @@ class Doorbells:
         self.counts["rung"] += len(queues)
         if again:
             where = ", ".join(sorted(set(queues.values())))
-            log.warning("task %s: %d of its rollouts waited in no queue; rung on %s", task.task_id, len(queues), where)
+            log.warning(
+                "task %s: %d of its rollouts waited beside free places; rung on %s", task.task_id, len(queues), where
+            )
         return True
 
 
@@ -179,14 +204,32 @@ class Fleet:
         known = {node.node_id for node in nodes} | {node.id for node in topology.gateway.nodes}
         self.gone = sorted(known - alive)
 
+    @property
+    def has_free_places(self) -> bool:
+        return any(self._free(c) for c in self._candidates if c.idle_because is None)
+
+    def can(self, task: Task) -> bool:
+        """Whether a node that takes work can run it."""
+        return bool(self._takers_of(task))
+
+    def free_for(self, task: Task) -> int:
+        """Places for it that nothing is in or on its way to."""
+        return sum(self._free(c) for c in self._takers_of(task))
+
     def choose(self, task: Task, avoid: str | None = None) -> str | None:
-        """The least loaded node that can run the task and takes work, another than `avoid` if there is one."""
-        try:
-            able_now = [c for c in able(task, self._candidates) if c.idle_because is None]
-        except InvalidTask:
-            return None
-        choice = [c for c in able_now if c.node_id != avoid] or able_now
+        """The least loaded node that can run the task and has a free place, another than `avoid` if there is one."""
+        with_room = [c for c in self._takers_of(task) if self._free(c)]
+        choice = [c for c in with_room if c.node_id != avoid] or with_room
         return min(choice, key=lambda c: (self._load(c), c.node_id)).node_id if choice else None
+
+    def _takers_of(self, task: Task) -> list[Candidate]:
+        try:
+            return [c for c in able(task, self._candidates) if c.idle_because is None]
+        except InvalidTask:
+            return []
+
+    def _free(self, candidate: Candidate) -> int:
+        return max(0, candidate.free - self._added[candidate.node_id])
 
     def add(self, node_id: str) -> None:
         self._added[node_id] += 1

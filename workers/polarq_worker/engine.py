@@ -10,12 +10,16 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from polarq.contracts.rollout import Boundary, Outcome, RolloutResult, RolloutState, RolloutSummary
-from polarq.ledger import Claim, Refused
+from polarq.contracts.task import split_rollout_id
+from polarq.ledger import Claim, Refused, Released
 from polarq.ledger.calls import Call
 from polarq.ledger.control import early_stop_of
-from polarq_worker.commit import Finished, commit
+from polarq.ledger.records import UnreadableClaim
+from polarq_worker.access import RecordLost
+from polarq_worker.commit import Finished, commit, summary_of
 from polarq_worker.early_stop import stopped_early, was_told_to_stop
 from polarq_worker.lease import Lease, steady_s
+from polarq_worker.outcomes import one_line
 from polarq_worker.services import Services
 from polarq_worker.walk import LeaseLost, Walk
 
@@ -99,11 +103,17 @@ class Engine:
         call = calls.claim(rollout_id, services.node.id, lease_s, job_id, services.place)
         # The first of what may be several tries: the one whose answer was lost may be the one that was granted.
         lease = Lease(lease_s, steady_s())
-        claim, unwanted = await to_its_end(self.insist(call))
+        try:
+            claim, unwanted = await to_its_end(self.insist(call))
+        except UnreadableClaim as exc:
+            return (await to_its_end(self._refuse(exc)))[0]
         if isinstance(claim, Refused):
             log.info("rollout %s: nothing to do (%s %s)", rollout_id, claim.reason, claim.detail)
             return None
         rollout_id = claim.rollout_id
+        if (forgotten := self.held.get(rollout_id)) is not None:
+            # Redis lost the claim of an attempt that still runs here, in a failover.
+            forgotten.stop(Stop.LOST)
         held = Held(claim, lease, Walk(claim, services, lease))
         self.held[rollout_id] = held
         self.idle.clear()
@@ -111,17 +121,28 @@ class Engine:
             held.stop(Stop.RELEASE if self.stopping else Stop.CANCEL)
         try:
             result = await self._walked(held)
-            if result is None:
-                return None
+            if result is None or isinstance(result, Ended):
+                return result
             # An end is committed, whoever wants this job gone now.
             return (await to_its_end(self._commit(claim, result)))[0]
         finally:
-            self.held.pop(rollout_id, None)
+            if self.held.get(rollout_id) is held:
+                del self.held[rollout_id]
             if not self.held:
                 self.idle.set()
 
-    async def _walked(self, held: Held) -> RolloutResult | None:
-        """The walk's result; None when it must not be committed."""
+    async def _refuse(self, unreadable: UnreadableClaim) -> Ended | None:
+        """A task that nobody here can read ends with that, once, and is not tried until its attempts are over."""
+        rollout_id, why = unreadable.rollout_id, one_line(str(unreadable))
+        log.error("rollout %s: %s", rollout_id, why)
+        outcome = Outcome(state=RolloutState.FAILED, boundary=Boundary.TASK, reason="unreadable_task", message=why)
+        summary = RolloutSummary(outcome=outcome)
+        done = await self.insist(self.services.ledger.calls.commit(rollout_id, unreadable.token, summary))
+        task_id = split_rollout_id(rollout_id)[0]
+        return Ended(summary, rollout_id, task_id, done.finished) if done.won else None
+
+    async def _walked(self, held: Held) -> RolloutResult | Ended | None:
+        """The walk's result; None when it must not be committed, and `Ended` when the ledger has ended it already."""
         claim = held.claim
         while True:
             try:
@@ -136,19 +157,29 @@ class Engine:
             except LeaseLost:
                 log.warning("rollout %s: its lease went to another worker; this attempt is discarded", claim.rollout_id)
                 return None
+            except RecordLost as exc:
+                log.warning("rollout %s: %s; it is run again", claim.rollout_id, exc)
+                again = self._give_back(claim, _never_began(claim), counted=True, reason="record lost")
+                return (await to_its_end(again))[0]
         if held.stopped is Stop.LOST:
             log.warning("rollout %s: its lease went to another worker; this attempt is discarded", claim.rollout_id)
             return None
         if held.stopped is Stop.RELEASE and result.outcome.state is RolloutState.CANCELLED:
-            await to_its_end(self._give_back(claim))
-            log.info("rollout %s: given back to the queue", claim.rollout_id)
-            return None
+            return (await to_its_end(self._give_back(claim, result)))[0]
         return result
 
-    async def _give_back(self, claim: Claim) -> None:
+    async def _give_back(
+        self, claim: Claim, result: RolloutResult, *, counted: bool = False, reason: str = "worker stopping"
+    ) -> Ended | None:
+        """One that was told to stop meanwhile has ended with that."""
         calls = self.services.ledger.calls
-        await self.insist(calls.release(claim.rollout_id, claim.token, counted=False, reason="worker stopping"))
+        release = calls.release(claim.rollout_id, claim.token, counted=counted, reason=reason)
+        released = await self.insist(release)
+        log.info("rollout %s: given back: %s", claim.rollout_id, released or "it was not ours any more")
+        if released is Released.CANCELLED:
+            return Ended(summary_of(result), claim.rollout_id, claim.task.task_id, finished=False)
         await self.services.ring(claim.task, claim.rollout_id)
+        return None
 
     async def _commit(self, claim: Claim, result: RolloutResult) -> Ended | None:
         """Kept on this disk until the ledger has answered, so that a worker that dies here has still finished."""
@@ -206,6 +237,8 @@ def _never_began(claim: Claim) -> RolloutResult:
         run_id=claim.task.run_id,
         index=int(claim.rollout_id.rpartition(".")[2]),
         attempt=claim.attempt,
+        policy_version=claim.policy_version,
+        losses=list(claim.losses),
         outcome=Outcome(
             state=RolloutState.CANCELLED,
             boundary=Boundary.CONTROL,

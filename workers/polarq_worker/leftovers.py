@@ -6,40 +6,15 @@ the ledger gives its rollouts to somebody else. Folders stay, and so does a proc
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from pathlib import Path
 
+from polarq_worker.kept_logs import keep_logs
 from polarq_worker.runtimes import strays
 from polarq_worker.runtimes.folder import remove_tree
-from polarq_worker.walk import keep_logs
 
 log = logging.getLogger("polarq.worker.leftovers")
-
-
-class OneWorker:
-    """A worker's hold on its node's state folder; the kernel lets go of it when the process ends, however it does."""
-
-    def __init__(self, state_dir: Path) -> None:
-        self._path = state_dir / "worker.lock"
-        self._handle: int | None = None
-
-    def take(self) -> bool:
-        """False while another worker of this node lives here (a rolling restart): what lies here is that one's."""
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            return False
-        self._handle = handle
-        return True
-
-    def release(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
 
 
 def clear_sandboxes(rollouts_dir: Path, logs_dir: Path) -> list[str]:

@@ -6,6 +6,9 @@ from polarq.contracts.rollout import Boundary, ExecKind, HarnessReport, Outcome,
 from polarq.contracts.trajectory import Trajectory
 from polarq.store.grants import GrantUse
 
+OF_OTHERS = (Exception, SystemExit, KeyboardInterrupt)
+"""What code that is not ours may raise: a plug-in that exits must not end the worker. A cancellation is none of it."""
+
 
 class StageFailed(Exception):
     """A stage ended the rollout. Data, not a fault of the worker."""
@@ -27,6 +30,11 @@ def timed_out(boundary: Boundary, stage: str, budget_s: float) -> StageFailed:
 def one_line(text: str, limit: int = 500) -> str:
     line = " ".join(text.split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def what(exc: BaseException) -> str:
+    """One line about an exception that nobody foresaw."""
+    return one_line(f"{type(exc).__name__}: {exc}")
 
 
 def harness_outcome(report: HarnessReport, use: GrantUse, trajectory: Trajectory) -> Outcome:

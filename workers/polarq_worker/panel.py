@@ -6,7 +6,7 @@ from typing import Any
 
 from celery.worker.control import control_command
 
-from polarq.client.controls import LOOK
+from polarq.client.deployment import LOOK
 
 
 @control_command(name=LOOK)

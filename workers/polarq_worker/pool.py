@@ -1,7 +1,11 @@
-"""The Celery pool: one thread per rollout in flight, all waiting on one asyncio loop.
+"""The Celery pool: any number of rollouts in flight, all on one asyncio loop, and few threads.
 
-Celery hands a pool its tracer, a synchronous closure, so each job needs a thread to stand in; the work itself runs on
-the engine's loop. What the stock thread pool cannot do, and this one does (each measured as a fault of the former):
+Celery hands a pool its tracer, a synchronous closure that does what belongs to a job (results, events, signals). A job
+that waits for a coroutine is begun in one thread and ended, by that tracer, in another when the coroutine is over; in
+between no thread stands for it, which would cost more memory than all the rest of it. At most `ENDING_THREADS` jobs
+end at once: hundreds that do would keep the loop from turning. Any other job has a thread for as long as it takes.
+
+What the stock thread pool cannot do, and this one does (each measured as a fault of the former):
 
 - a job that ends while Redis is away frees its slot: whatever escapes the tracer goes to `error_callback`;
 - `revoke(terminate=True)` and a cold stop cancel the job: each job has its own slot number as its process id;
@@ -15,6 +19,7 @@ import asyncio
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
@@ -27,7 +32,10 @@ log = logging.getLogger("polarq.worker.pool")
 T = TypeVar("T")
 
 HARD_CAP = 8192
-"""Threads at most: far above any sensible capacity, so that a live change of it never meets a wall."""
+"""Threads at most for jobs that begin or wait for nothing: no live change of the capacity ever meets a wall."""
+
+ENDING_THREADS = 4
+"""Each runs Python beside the engine's loop: more of them end nothing sooner."""
 
 _ERROR_TRIES = 20
 
@@ -54,11 +62,14 @@ class EnginePool(BasePool):
 
     def on_start(self) -> None:
         self.loop = _new_loop()
-        self._loop_thread = threading.Thread(target=self.loop.run_forever, name="polarq-engine", daemon=True)
+        self._leaving = False
+        self._loop_thread = threading.Thread(target=self._turn, name="polarq-engine", daemon=True)
         self._loop_thread.start()
         self._executor = ThreadPoolExecutor(HARD_CAP, thread_name_prefix="polarq-job")
+        self._endings = ThreadPoolExecutor(ENDING_THREADS, thread_name_prefix="polarq-end")
         self._slots = itertools.count(1)
         self._live: set[int] = set()
+        self._live_changed = threading.Condition()
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._cancelled: set[int] = set()
         """Slots told to end before their coroutine began. Touched on the loop only."""
@@ -66,6 +77,8 @@ class EnginePool(BasePool):
         self._wake_hub: Callable[[], None] = lambda: None
         self.capacity: Callable[[], int] | None = None
         """Set by the node: how many rollouts may be in flight now. Without it, Celery's own number holds."""
+        self.awaited: Callable[[Any], Coroutine[Any, Any, Any] | None] = lambda args: None
+        """Set by the node: the coroutine that a job waits for, given the tracer's arguments; None for other jobs."""
         self.on_freed: Callable[[], None] = lambda: None
         """Set by the node: called when a job has ended, in its thread."""
         self.on_give_back: Callable[[], None] = lambda: None
@@ -104,22 +117,48 @@ class EnginePool(BasePool):
         **_: Any,
     ) -> ApplyResult:
         slot = next(self._slots)
-        self._live.add(slot)
+        with self._live_changed:
+            self._live.add(slot)
+        over: Future[None] = Future()
 
-        def job() -> None:
-            self._current.slot = slot
+        def begin() -> None:
+            """In a thread; the last thing, but for a job that waits for a coroutine."""
+            self._current.slot, self._current.done = slot, None
             try:
-                apply_target(target, args, kwargs, callback, accept_callback, pid=slot)
+                if accept_callback is not None:
+                    accept_callback(slot, time.monotonic())
+                work = self.awaited(args)
+                if work is not None:
+                    self._start(work, slot, lambda done: self._endings.submit(end, done, time.monotonic() - began))
+                    return
+                apply_target(target, args, kwargs, callback, pid=slot)
+            except BaseException:
+                self._report(ExceptionInfo(), error_callback)
+            free()
+
+        def end(done: asyncio.Task[Any], took_s: float) -> None:
+            self._current.slot, self._current.done = slot, done
+            try:
+                apply_target(target, args, kwargs, _taking(took_s, callback), pid=slot)
             except BaseException:
                 self._report(ExceptionInfo(), error_callback)
             finally:
-                self._live.discard(slot)
-                self._tasks.pop(slot, None)
-                self._cancelled.discard(slot)
-                self._wake_hub()
-                self.on_freed()
+                self._current.done = None
+                free()
 
-        return ApplyResult(self._executor.submit(job))
+        def free() -> None:
+            with self._live_changed:
+                self._live.discard(slot)
+                self._live_changed.notify_all()
+            self._tasks.pop(slot, None)
+            self._cancelled.discard(slot)
+            over.set_result(None)
+            self._wake_hub()
+            self.on_freed()
+
+        began = time.monotonic()
+        self._executor.submit(begin)
+        return ApplyResult(over)
 
     def _report(self, info: Any, error_callback: Any) -> None:
         """Tells Celery that a job broke. Redis may be the very reason, so this is tried for a while, then logged."""
@@ -137,14 +176,22 @@ class EnginePool(BasePool):
                 return
         log.error("a broken job could not be reported: %s", info)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs `work` on the engine's loop and waits for its end, in a job's thread.
+    def result(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What the coroutine gave that the calling job waited for. A job that was begun without one runs `work` now.
 
         Cancelling the job cancels the coroutine, and still waits until it has wound down: what it returns then is the
         job's result. A coroutine that lets the cancellation through ends the job with `CancelledError`.
         """
+        done: asyncio.Task[T] | None = getattr(self._current, "done", None)
         ended: Future[T] = Future()
-        slot = getattr(self._current, "slot", None)
+        if done is not None:
+            _copy(done, ended)
+        else:
+            self._start(work(), getattr(self._current, "slot", None), lambda done: _copy(done, ended))
+        return ended.result()
+
+    def _start(self, work: Coroutine[Any, Any, T], slot: int | None, then: Callable[[asyncio.Task[T]], object]) -> None:
+        """Starts `work` on the loop from any thread; `then` is called on the loop when it is over."""
 
         def start() -> None:
             task = self.loop.create_task(work)
@@ -152,10 +199,9 @@ class EnginePool(BasePool):
                 self._tasks[slot] = task
                 if slot in self._cancelled:
                     task.cancel()
-            task.add_done_callback(lambda done: _copy(done, ended))
+            task.add_done_callback(then)
 
         self.loop.call_soon_threadsafe(start)
-        return ended.result()
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Runs `work` on the loop from any other thread."""
@@ -178,15 +224,30 @@ class EnginePool(BasePool):
 
     def on_stop(self) -> None:
         # The loop goes on: the node still needs it to say goodbye, and Celery's cold stop calls this before that.
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._wait_for_jobs()
 
     def on_terminate(self) -> None:
         for slot in list(self._live):
             self.terminate_job(slot)
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._wait_for_jobs()
         self._stop_loop()
 
+    def _wait_for_jobs(self) -> None:
+        with self._live_changed:
+            self._live_changed.wait_for(lambda: not self._live)
+        self._executor.shutdown()
+        self._endings.shutdown()
+
+    def _turn(self) -> None:
+        """The loop's thread. What exits in a coroutine ends that one, and not everything else that runs here."""
+        while not self._leaving:
+            try:
+                self.loop.run_forever()
+            except BaseException:
+                log.exception("something tried to end the worker's loop; it goes on")
+
     def _stop_loop(self) -> None:
+        self._leaving = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._loop_thread.join(timeout=5)
 
@@ -196,6 +257,17 @@ class EnginePool(BasePool):
             "max-concurrency": self.num_processes,
             "in-flight": len(self._live),
         }
+
+
+def _taking(took_s: float, callback: Callable[..., Any]) -> Callable[..., Any]:
+    """The callback of a job whose tracer began only after `took_s` seconds of its run."""
+
+    def called(result: Any) -> Any:
+        failed, value, runtime_s = result
+        # Celery gives no time for a job that it shall ignore.
+        return callback((failed, value, None if runtime_s is None else runtime_s + took_s))
+
+    return called
 
 
 def _copy(done: asyncio.Task[T], ended: Future[T]) -> None:

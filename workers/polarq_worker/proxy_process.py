@@ -35,6 +35,8 @@ class ProxyProcess:
         self._watch: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
         self._stopping = False
+        self.listening = asyncio.Event()
+        """Set while it listens, as far as is known."""
         self.restarts = 0
 
     async def start(self) -> None:
@@ -72,6 +74,7 @@ class ProxyProcess:
         if not ready:
             await self._process.wait()
             raise ProxyDidNotStart(f"the proxy did not start: {self._last_line(before)}")
+        self.listening.set()
         self._drain = asyncio.create_task(self._to_log(self._process.stdout), name="proxy output")
 
     def _env(self) -> dict[str, str]:
@@ -99,6 +102,7 @@ class ProxyProcess:
         while True:
             assert self._process is not None
             code = await self._process.wait()
+            self.listening.clear()
             if self._stopping:
                 return
             self.restarts += 1
@@ -106,8 +110,8 @@ class ProxyProcess:
             try:
                 await self._spawn()
                 pause = 0.2
-            except (ProxyDidNotStart, OSError) as exc:
-                log.error("%s", exc)
+            except Exception as exc:
+                log.error("the proxy did not start again, it is tried anew: %s: %s", type(exc).__name__, exc)
                 await asyncio.sleep(pause)
                 pause = min(_RESTART_CAP_S, pause * 2)
 

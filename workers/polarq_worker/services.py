@@ -31,6 +31,8 @@ class Services:
     state_dir: Path
     proxy_url: Callable[[], str]
     """Address under which sandboxes reach the node's proxy now."""
+    proxy_there: Callable[[], Awaitable[object]]
+    """Returns when the node's proxy listens: at once, or when it has been started again."""
     tell: Callable[[Sequence[ActiveRollout]], None]
     """Tells whoever runs these rollouts that they have to stop; their leases' renewal tells them too, later."""
     ring: Callable[[Task, str], Awaitable[None]]

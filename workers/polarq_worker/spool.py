@@ -119,7 +119,7 @@ class Spool:
             line = file.readline(_HEADER_BYTES)
             data = file.read()
         try:
-            header = _Header.model_validate_json(line)
+            header = _Header.stored(line)
         except ValidationError:
             return None
         if len(data) != header.stored_bytes or hashlib.sha256(data).hexdigest() != header.sha256:

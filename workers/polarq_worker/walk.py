@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import time
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import timedelta
 from typing import Any
 
 from polarq.contracts.rollout import (
@@ -25,47 +23,41 @@ from polarq.contracts.rollout import (
     RolloutState,
     Timing,
 )
-from polarq.contracts.specs import PrepareAction, RuntimeSpec
 from polarq.contracts.task import StageBudgets
 from polarq.contracts.trajectory import Trajectory
-from polarq.errors import EvaluatorFault, HarnessFault, InvalidInput, PolarqError, RuntimeFault, UnknownPlugin
+from polarq.errors import EvaluatorFault, HarnessFault, InvalidInput, PolarqError, StepRefused, UnknownPlugin
 from polarq.ledger import Claim
+from polarq.ledger.states import ACTIVE
 from polarq.registry import plugin
-from polarq.store.completions import read_completions
-from polarq.store.grants import GrantSpec, GrantUse, SessionRules, close_grant, open_grant
 from polarq.trajectory.base import Builder, rewarded
-from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut, Evaluator
+from polarq_worker.access import ModelAccess, RecordLost
+from polarq_worker.evaluators.base import EvaluationContext, Evaluator
 from polarq_worker.evaluators.create import create_evaluator
-from polarq_worker.harnesses.base import Harness, HarnessContext, harness_env, run_harness, sandbox_env
+from polarq_worker.harnesses.base import Harness, HarnessContext, harness_env, run_harness
 from polarq_worker.harnesses.create import create_harness
 from polarq_worker.lease import Lease
 from polarq_worker.outcomes import (
+    OF_OTHERS,
     StageFailed,
     failed,
     final_outcome,
     harness_outcome,
     one_line,
     timed_out,
+    what,
     worth_scoring,
 )
 from polarq_worker.runtimes.base import Runtime
-from polarq_worker.runtimes.create import create_runtime
+from polarq_worker.sandboxes import Sandboxes
 from polarq_worker.services import Services
-from polarq_worker.stages.prepare import PrepareFailed, prepare
+from polarq_worker.stages import faults
 
 log = logging.getLogger("polarq.worker.walk")
-
-_GRANT_MARGIN_S = 120.0
-"""A grant outlives the agent's budget by this much at most, should nobody close it."""
-
 
 STOPPED = Outcome(
     state=RolloutState.CANCELLED, boundary=Boundary.CONTROL, reason="cancelled", message="cancelled on request"
 )
 """What a stop from outside makes of a rollout, unless the engine gives it back or discards it."""
-
-KEPT_LOGS = 500
-"""Rollouts whose logs a node keeps, the newest ones."""
 
 
 class LeaseLost(Exception):
@@ -81,14 +73,13 @@ class Walk:
 
     def __init__(self, claim: Claim, services: Services, lease: Lease) -> None:
         self.claim = claim
-        self.lease = lease
         self.services = services
         self.task = claim.task
         self.budgets: StageBudgets = claim.task.budgets()
         self.timing: dict[str, float] = {"queue_s": claim.waited_s}
-        self.runtimes: list[Runtime] = []
-        self.secret: str | None = None
-        self.use = GrantUse()
+        self.lease = lease
+        self.sandboxes = Sandboxes(claim, services)
+        self.access = ModelAccess(claim, services, lease)
         self.builder: Builder | None = None
         self.harness: HarnessReport | None = None
         self.trajectory: Trajectory | None = None
@@ -102,7 +93,7 @@ class Walk:
         return self.claim.rollout_id
 
     async def run(self) -> RolloutResult:
-        """The result of this attempt. Raises `LeaseLost` only."""
+        """The result of this attempt. Raises `LeaseLost`, and `RecordLost` while there may be another attempt."""
         try:
             outcome = await self._stages()
         except StageFailed as exc:
@@ -113,13 +104,18 @@ class Walk:
             self.ending = True
             await self._teardown()
             raise
+        except RecordLost as exc:
+            if self.claim.attempt < self.services.topology.gateway.max_attempts:
+                self.ending = True
+                await self._teardown()
+                raise
+            outcome = Outcome(state=RolloutState.FAILED, boundary=Boundary.NODE, reason="record_lost", message=str(exc))
         except PolarqError as exc:
             outcome = Outcome(state=RolloutState.FAILED, boundary=Boundary.NODE, reason="node_error", message=str(exc))
-        except Exception as exc:
+        except OF_OTHERS as exc:
             log.exception("rollout %s: an error in the worker itself", self.rollout_id)
-            message = one_line(f"{type(exc).__name__}: {exc}")
             outcome = Outcome(
-                state=RolloutState.FAILED, boundary=Boundary.NODE, reason="internal_error", message=message
+                state=RolloutState.FAILED, boundary=Boundary.NODE, reason="internal_error", message=what(exc)
             )
         self.ending = True
         outcome = await self._keep_what_was_sampled(outcome)
@@ -145,7 +141,7 @@ class Walk:
             await seat.enter("post")
             await self._enter(RolloutState.BUILDING)
             trajectory = await self._build()
-            outcome = harness_outcome(self.harness, self.use, trajectory)
+            outcome = harness_outcome(self.harness, self.access.use, trajectory)
             if evaluator is not None and worth_scoring(outcome, trajectory):
                 await self._enter(RolloutState.EVALUATING)
                 await self._evaluate(evaluator, runtime, baseline)
@@ -165,110 +161,56 @@ class Walk:
     async def _prepare(self, evaluator: Evaluator | None) -> tuple[Runtime, dict[str, Any]]:
         budget = self.budgets.prepare_s
         await self.lease.certainty()
-        with self._timed("prepare_s"):
-            try:
-                async with asyncio.timeout(budget):
-                    runtime = await self._start_runtime(self._spec(), self._spec().prepare, "agent", budget)
-                    baseline: dict[str, Any] = {}
-                    if evaluator is not None:
-                        baseline = await evaluator.baseline(runtime, self._sandbox_env(runtime), budget)
-                    return runtime, baseline
-            except TimeoutError:
-                raise timed_out(Boundary.PREPARE, "prepare", budget) from None
-            except PrepareFailed as exc:
-                state = RolloutState.TIMED_OUT if exc.timed_out else RolloutState.FAILED
-                reason = "prepare_timeout" if exc.timed_out else "prepare_failed"
-                raise StageFailed(state, Boundary.PREPARE, reason, str(exc)) from exc
-            except (UnknownPlugin, InvalidInput) as exc:
-                raise failed(Boundary.TASK, "unusable_task", str(exc)) from exc
-            except RuntimeFault as exc:
-                raise failed(Boundary.RUNTIME, "runtime_failed", str(exc)) from exc
-            except EvaluatorFault as exc:
-                raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
+        with self._timed("prepare_s"), faults.of_prepare(budget):
+            async with asyncio.timeout(budget):
+                runtime = await self.sandboxes.start(self.sandboxes.spec.prepare, "agent", budget)
+                baseline: dict[str, Any] = {}
+                if evaluator is not None:
+                    baseline = await evaluator.baseline(runtime, self.sandboxes.env(runtime), budget)
+                return runtime, baseline
 
     async def _run(self, harness: Harness, runtime: Runtime) -> HarnessReport:
         budget = self.budgets.agent_s
-        await self._open_grant(budget)
-        assert self.secret is not None
-        base_url = f"{self.services.proxy_url()}/s/{self.secret}"
+        await self._proxy(budget)
+        secret = await self.access.open(budget)
+        base_url = f"{self.services.proxy_url()}/s/{secret}"
         context = HarnessContext(
             task=self.task,
             rollout_id=self.rollout_id,
             instruction_path=f"{runtime.layout.session_dir}/instruction.txt",
             base_url=base_url,
-            api_key=self.secret,
+            api_key=secret,
             layout=runtime.layout,
             env=harness_env(
-                self.task, rollout_id=self.rollout_id, base_url=base_url, api_key=self.secret, layout=runtime.layout
+                self.task, rollout_id=self.rollout_id, base_url=base_url, api_key=secret, layout=runtime.layout
             ),
         )
-        with self._timed("agent_s"):
-            try:
-                return await run_harness(harness, runtime, context, timeout_s=budget)
-            except HarnessFault as exc:
-                raise failed(Boundary.HARNESS, "harness_could_not_start", str(exc)) from exc
-            except RuntimeFault as exc:
-                raise failed(Boundary.RUNTIME, "runtime_failed", str(exc)) from exc
+        with self._timed("agent_s"), faults.of_run():
+            return await run_harness(harness, runtime, context, timeout_s=budget)
 
-    async def _open_grant(self, budget_s: float) -> None:
-        """Opens the model to the harness about to start, while nobody else can start one: see `polarq_worker.lease`."""
-        redis, keys = self.services.ledger.redis, self.services.ledger.calls.keys
-        patience = self.services.patience
-        while True:
-            await self.lease.certainty()
-            self.secret = await patience.until_answered(
-                lambda: open_grant(redis, keys, self._grant(budget_s), budget_s + _GRANT_MARGIN_S)
-            )
-            if self.lease.certain:
-                return
-            # The ledger was away meanwhile: its deadline began too early, and the rollout may be somebody else's.
-            await patience.until_answered(self._close_grant)
-            self.secret = None
-
-    def _grant(self, budget_s: float) -> GrantSpec:
-        return GrantSpec(
-            rollout_id=self.rollout_id,
-            task_id=self.task.task_id,
-            attempt=self.claim.attempt,
-            token=self.claim.token,
-            node_id=self.services.node.id,
-            model=self.services.node.model_served,
-            run_id=self.task.run_id,
-            rules=SessionRules(
-                **self.task.model.model_dump(),
-                deadline=datetime.now(UTC) + timedelta(seconds=budget_s),
-                harness=self.task.agent.harness or "",
-            ),
-        )
+    async def _proxy(self, most_s: float) -> None:
+        """A harness that is started while the proxy is away would only find that nobody answers."""
+        try:
+            async with asyncio.timeout(most_s):
+                await self.services.proxy_there()
+        except TimeoutError:
+            text = f"the node's proxy was away and did not come back within {most_s:g} s"
+            raise failed(Boundary.NODE, "proxy_away", text) from None
 
     async def _build(self) -> Trajectory:
         budget = self.budgets.build_s
-        with self._timed("build_s"):
-            try:
-                async with asyncio.timeout(budget):
-                    self.trajectory = await self._trajectory()
-                    return self.trajectory
-            except TimeoutError:
-                raise timed_out(Boundary.BUILDER, "build", budget) from None
-            except PolarqError:
-                raise
-            except ValueError as exc:
-                raise failed(Boundary.BUILDER, "builder_failed", str(exc)) from exc
+        with self._timed("build_s"), faults.of_build(budget):
+            async with asyncio.timeout(budget):
+                self.trajectory = await self._trajectory()
+                return self.trajectory
 
     async def _trajectory(self) -> Trajectory:
-        """Closes the record, then builds from it: nothing that comes later can change what was built."""
-        claim, patience = self.claim, self.services.patience
-        redis, keys = self.services.ledger.redis, self.services.ledger.calls.keys
-        if (secret := self.secret) is not None:
-            self.use = await patience.until_answered(lambda: close_grant(redis, keys, secret))
-            self.secret = None
-        calls = await patience.until_answered(
-            lambda: read_completions(redis, keys, claim.rollout_id, claim.attempt, claim.token)
-        )
+        """Built from the closed record: nothing that comes later can change it."""
+        calls = await self.access.record()
         assert self.builder is not None
         built = await asyncio.to_thread(self.builder.build, calls, {"task_metadata": self.task.metadata})
         # Only the grant knows of calls that were answered without sampling: they leave no record.
-        fidelity = built.fidelity.model_copy(update={"replays": self.use.replays})
+        fidelity = built.fidelity.model_copy(update={"replays": self.access.use.replays})
         return built.model_copy(update={"fidelity": fidelity})
 
     async def _evaluate(self, evaluator: Evaluator, runtime: Runtime, baseline: dict[str, Any]) -> None:
@@ -277,9 +219,9 @@ class Walk:
         assert self.harness is not None
 
         async def fresh() -> Runtime:
-            spec = self._spec()
+            spec = self.sandboxes.spec
             actions = spec.prepare if spec.eval_prepare is None else spec.eval_prepare
-            return await self._start_runtime(spec, actions, "eval", budget)
+            return await self.sandboxes.start(actions, "eval", budget)
 
         context = EvaluationContext(
             task=self.task,
@@ -287,62 +229,42 @@ class Walk:
             trajectory=self.trajectory,
             harness=self.harness,
             runtime=runtime,
-            env=self._sandbox_env(runtime),
+            env=self.sandboxes.env(runtime),
             timeout_s=budget,
             baseline=baseline,
             fresh_runtime=fresh,
         )
-        with self._timed("evaluate_s"):
-            try:
-                async with asyncio.timeout(budget):
-                    self.reward = await evaluator.evaluate(context)
-                    self.trajectory = rewarded(self.trajectory, self.reward)
-            except TimeoutError:
-                raise timed_out(Boundary.EVALUATOR, "evaluate", budget) from None
-            except EvaluationTimedOut as exc:
-                raise StageFailed(RolloutState.TIMED_OUT, Boundary.EVALUATOR, "evaluate_timeout", str(exc)) from exc
-            except EvaluatorFault as exc:
-                raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
-            except PrepareFailed as exc:
-                raise failed(Boundary.EVALUATOR, "evaluator_failed", f"fresh sandbox: {exc}") from exc
-            except (RuntimeFault, ValueError) as exc:
-                raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
-
-    # --- their parts
-
-    def _spec(self) -> RuntimeSpec:
-        spec = self.task.runtime or self.services.node.default_runtime
-        if spec is None:
-            text = f"the task names no runtime and node '{self.services.node.id}' has no default_runtime"
-            raise failed(Boundary.TASK, "no_runtime", text)
-        return spec
-
-    async def _start_runtime(
-        self, spec: RuntimeSpec, actions: list[PrepareAction], role: str, budget_s: float
-    ) -> Runtime:
-        claim = self.claim
-        name = f"{claim.rollout_id}-{claim.token}-{role}"
-        root = self.services.rollouts_dir / name
-        security = self.services.topology.security
-        runtime = create_runtime(spec, runtime_id=name, root=root, security=security)
-        self.runtimes.append(runtime)
-        await runtime.start()
-        env = self._sandbox_env(runtime)
-        await prepare(runtime, actions, env=env, timeout_s=budget_s, upload_roots=security.upload_roots)
-        return runtime
-
-    def _sandbox_env(self, runtime: Runtime) -> dict[str, str]:
-        """The environment of prepare and evaluation: no secret in it, and no model to be reached."""
-        return sandbox_env(self.task, rollout_id=self.rollout_id, layout=runtime.layout)
+        with self._timed("evaluate_s"), faults.of_evaluate(budget):
+            async with asyncio.timeout(budget):
+                reward = await evaluator.evaluate(context)
+                if not isinstance(reward, Reward):
+                    raise EvaluatorFault(f"evaluator '{evaluator.name}' answered no Reward: {type(reward).__name__}")
+                # Made without its checks, it could be what nobody can read again.
+                reward = Reward.model_validate(reward.model_dump())
+                self.trajectory = rewarded(self.trajectory, reward)
+                self.reward = reward
 
     async def _enter(self, state: RolloutState) -> None:
-        ledger = self.services.ledger
-        step = ledger.calls.advance(self.rollout_id, self.claim.token, state)
-        answer = await self.services.patience.until_answered(lambda: ledger.do(step))
+        answer = await self.services.patience.until_answered(lambda: self._advanced(state))
         if answer == "lost":
             raise LeaseLost(self.rollout_id)
         if answer == "cancel":
             raise CancelRequested(self.rollout_id)
+
+    async def _advanced(self, state: RolloutState) -> str:
+        """The ledger's answer. One that a failover of Redis set back is told again of every stage since."""
+        ledger, advance = self.services.ledger, self.services.ledger.calls.advance
+        try:
+            return await ledger.do(advance(self.rollout_id, self.claim.token, state))
+        except StepRefused as exc:
+            since = ACTIVE[ACTIVE.index(RolloutState(exc.before)) + 1 : ACTIVE.index(state) + 1]
+            if not since:
+                raise
+        for stage in since:
+            answer = await ledger.do(advance(self.rollout_id, self.claim.token, stage))
+            if answer != "ok":
+                break
+        return answer
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -361,7 +283,7 @@ class Walk:
         try:
             async with asyncio.timeout(self.budgets.build_s):
                 self.trajectory = await self._trajectory()
-        except (PolarqError, ValueError, TimeoutError) as exc:
+        except OF_OTHERS as exc:
             log.warning("rollout %s: no partial trajectory: %s", self.rollout_id, exc)
             text = one_line(f"{outcome.message}; the partial trajectory could not be built: {exc}")
             return outcome.model_copy(update={"message": text})
@@ -371,25 +293,19 @@ class Walk:
         """Stops whatever was started, under its own budget; never raises."""
         began = time.monotonic()
         budget = self.budgets.teardown_s
-        if self.secret is not None:
-            await self._quietly("close the grant", self._close_grant(), budget)
-        kept = self.services.logs_dir / "rollouts" / f"{self.rollout_id}-{self.claim.token}"
-        for runtime in self.runtimes:
-            copying = asyncio.to_thread(keep_logs, runtime.host_log_dir, kept / runtime.runtime_id)
-            await self._quietly("keep the logs", copying, budget)
-        await asyncio.gather(*(self._quietly("stop the sandbox", r.stop(), budget) for r in self.runtimes))
+        runtimes = self.sandboxes.started
+        if self.access.secret is not None:
+            await self._quietly("close the grant", self.access.close(), budget)
+        for runtime in runtimes:
+            await self._quietly("keep the logs", self.sandboxes.keep_logs(runtime), budget)
+        await asyncio.gather(*(self._quietly("stop the sandbox", self.sandboxes.stop(r), budget) for r in runtimes))
         self.timing["teardown_s"] = time.monotonic() - began
-
-    async def _close_grant(self) -> None:
-        ledger = self.services.ledger
-        assert self.secret is not None
-        await close_grant(ledger.redis, ledger.calls.keys, self.secret)
 
     async def _quietly(self, what: str, work: Awaitable[None], budget_s: float) -> None:
         try:
             async with asyncio.timeout(budget_s):
                 await work
-        except Exception as exc:
+        except OF_OTHERS as exc:
             log.error("rollout %s: could not %s: %s: %s", self.rollout_id, what, type(exc).__name__, exc)
 
     def _result(self, outcome: Outcome) -> RolloutResult:
@@ -401,6 +317,9 @@ class Walk:
             run_id=task.run_id,
             index=int(claim.rollout_id.rpartition(".")[2]),
             attempt=claim.attempt,
+            policy_version=claim.policy_version,
+            losses=list(claim.losses),
+            versions=self.trajectory.fidelity.versions if self.trajectory is not None else [],
             node_id=self.services.node.id,
             outcome=outcome,
             reward=self.reward if outcome.boundary is not Boundary.EVALUATOR else None,
@@ -412,14 +331,3 @@ class Walk:
             ended_at=claim.claimed_at + timedelta(seconds=self.timing["total_s"]),
             metadata=task.metadata,
         )
-
-
-def keep_logs(source: Path, target: Path) -> None:
-    """Copies a sandbox's logs to where a person finds them, and forgets the oldest rollouts' beyond `KEPT_LOGS`."""
-    if not source.is_dir():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore_dangling_symlinks=True)
-    rollouts = sorted(target.parent.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
-    for old in rollouts[:-KEPT_LOGS]:
-        shutil.rmtree(old, ignore_errors=True)

@@ -12,28 +12,35 @@ from polarq.cli.checks.base import Deployment, Finding, fail, ok, warn
 from polarq.errors import LedgerUnavailable
 from polarq.ledger import Call, Ledger, calls_for, without_password
 from polarq.ledger.admission import FULL_SHARE
+from polarq.ledger.limits import published
 from polarq.ledger.memory import MEMORY_ADVICE, MemoryLevel, MemoryUse, memory_use
 from polarq.ledger.server import ServerFacts, server_facts
-from polarq.topology import broker_url, redis_url
+from polarq.topology import Topology, broker_url, redis_url
+from polarq.topology.redis_address import Sentinels
 
 OLDEST = (6, 2)
 """Streams with exclusive ranges (`XRANGE (id`) came with 6.2."""
 SKEW_S = 2.0
 
+_ADVICE = "set requirepass (or an ACL user) and put it into POLARQ_REDIS_URL: who reaches Redis can run commands"
 PERSISTENCE = "redis-cli CONFIG SET appendonly yes, and `appendonly yes` in redis.conf"
 EVICTION = "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
 
 
 def check_redis(deployment: Deployment) -> Iterator[Finding]:
-    """The ledger's Redis, and the broker's where that is another."""
+    """The ledger's Redis, and those of queues and payloads where they are others."""
     topology, settings = deployment.topology, deployment.settings
     addresses = {"redis": redis_url(topology, settings)}
     if broker_url(topology, settings) != addresses["redis"]:
         addresses["broker"] = broker_url(topology, settings)
+    if (payloads := calls_for(topology).elsewhere.get("payloads")) is not None:
+        addresses["payloads"] = payloads
     for part, url in addresses.items():
         try:
             with Ledger(url, calls_for(topology)) as ledger:
                 yield from _server(part, url, ledger)
+                if part == "redis":
+                    yield _limits(ledger, topology)
         except LedgerUnavailable as exc:
             yield fail(part, str(exc), "to get one: docker compose up -d redis, or install valkey or redis")
 
@@ -78,14 +85,29 @@ def _memory(part: str, memory: MemoryUse) -> Finding:
     return ok(part, memory.line)
 
 
+def _limits(ledger: Ledger, topology: Topology) -> Finding:
+    now = ledger.do(published(ledger.calls.keys, topology.limits))
+    if now.version == 0:
+        return ok("limits", "are not published yet; a worker does it when it starts")
+    if now.agrees(topology.limits):
+        return ok("limits", f"version {now.version}, by {now.by}, are those of this file")
+    return warn("limits", now.mismatch.partition(";")[0], "polarq limits show; polarq limits set publishes a file's")
+
+
 def _password(part: str, url: str) -> Finding:
+    sentinels = Sentinels.parse(url)
+    if sentinels is not None:
+        if "password" in sentinels.login:
+            return ok(part, "asks for a password")
+        if all(is_loopback(host) for host, _ in sentinels.hosts):
+            return ok(part, "has no password, and is reached over loopback")
+        return warn(part, "has no password, and is reached over the network", _ADVICE)
     parts = urlsplit(url)
     if parts.password or "password" in parse_qs(parts.query):
         return ok(part, "asks for a password")
     if parts.scheme == "unix" or is_loopback(parts.hostname or "localhost"):
         return ok(part, "has no password, and is reached over loopback")
-    advice = "set requirepass (or an ACL user) and put it into POLARQ_REDIS_URL: who reaches Redis can run commands"
-    return warn(part, "has no password, and is reached over the network", advice)
+    return warn(part, "has no password, and is reached over the network", _ADVICE)
 
 
 def _clock(ledger: Ledger) -> Finding:

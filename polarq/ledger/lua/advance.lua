@@ -5,7 +5,7 @@ local r = redis.call('HMGET', rollout, 'state', 'token', 'cancel', 'owner')
 if not r[1] or ENDS[r[1]] or r[1] == 'queued' or r[2] ~= ARGV[2] then return 'lost' end
 if r[3] == '1' then return 'cancel' end
 if r[1] == ARGV[3] then return 'ok' end
-if not may(r[1], ARGV[3]) then return redis.error_reply('polarq: no step from ' .. r[1] .. ' to ' .. ARGV[3]) end
+if not may(r[1], ARGV[3]) then return {'refused', r[1]} end
 local now = now_ms()
 redis.call('HSET', rollout, 'state', ARGV[3], 'stage_ms', now)
 touch(task, tasks, ARGV[5], now)

@@ -1,6 +1,8 @@
 -- In front of the scripts that choose among what waits: which rollouts a node may take now, in the order in which they
 -- shall start. `index` is the name of any shared key, `node` says what a node is (`Place` in admission.py).
-local LONGEST_LOOK = 128 -- rollouts of one run looked at in one step; its own doorbell reaches what lies behind
+-- Rollouts of one run that a claim looks at. What lies behind many that the node cannot run, a deeper look finds, and
+-- rings the node for it by name.
+local LONGEST_LOOK = 128
 
 local function task_of(id)
   return string.match(id, '^(.*)%.%d+$')
@@ -50,36 +52,45 @@ local function room(index, node, run)
   return most and math.max(0, most - held) or math.huge, held / (node.weights[run] or 1)
 end
 
+-- Whether a node may run what stands in line as `id`, and whether it still waits.
+local function stands(index, node, id, fit)
+  local task = task_key(index, id)
+  if fit[task] == nil then fit[task] = fits(index, node, task) end
+  if not fit[task] then return false, true end
+  return true, redis.call('HGET', rollout_key(index, id), 'state') == 'queued'
+end
+
 -- The first of a run's line, from where the last look left off, that the node may run: into `line.id` and `line.since`.
-local function step(index, node, line, wanted, fit)
+local function step(index, node, line, wanted, fit, deep)
   line.id = nil
   while line.left > 0 do
     line.at = line.at + 2
     if line.at > #line.ids then
-      if line.seen >= LONGEST_LOOK then return end
+      if line.seen >= deep then return end
       local first = line.seen
-      line.seen = first == 0 and math.min(wanted + 7, LONGEST_LOOK) or LONGEST_LOOK
+      line.seen = math.min(first == 0 and wanted + 7 or math.max(4 * first, LONGEST_LOOK), deep)
       line.ids = redis.call('ZRANGE', beside(index, 'run-waiting:' .. line.run), first, line.seen - 1, 'WITHSCORES')
       line.at = 2
       if #line.ids == 0 then return end
     end
     local id = line.ids[line.at - 1]
-    local task = task_key(index, id)
-    if fit[task] == nil then fit[task] = fits(index, node, task) end
-    if redis.call('HGET', rollout_key(index, id), 'state') ~= 'queued' then
+    -- A record that somebody damaged is passed over: it must not hold up a fleet.
+    local sound, can, waits = pcall(stands, index, node, id, fit)
+    if sound and can and waits then
+      line.id, line.since = id, tonumber(line.ids[line.at])
+      return
+    end
+    if sound and not waits then
       -- Whatever put it here: it must not stand in the way of what waits.
       redis.call('ZREM', beside(index, 'run-waiting:' .. line.run), id)
       redis.call('ZREM', beside(index, 'waiting'), id)
-    elseif fit[task] then
-      line.id, line.since = id, tonumber(line.ids[line.at])
-      return
     end
   end
 end
 
 -- At most `wanted` rollouts that fit. Runs with less in flight for their weight come first, and each one taken counts.
 -- Lines are looked into only as far as it takes to tell whose turn it is.
-local function choose(index, node, wanted)
+local function choose(index, node, wanted, deep)
   local lines, chosen, fit = {}, {}, {}
   for _, run in ipairs(redis.call('SMEMBERS', beside(index, 'runs-waiting'))) do
     local left, share = room(index, node, run)
@@ -94,7 +105,7 @@ local function choose(index, node, wanted)
     local best
     for _, line in ipairs(lines) do
       if not line.over and line.share == least then
-        if not line.id then step(index, node, line, wanted, fit) end
+        if not line.id then step(index, node, line, wanted, fit, deep) end
         if not line.id then
           line.over = true
         elseif not best or line.since < best.since or (line.since == best.since and line.run < best.run) then

@@ -1,7 +1,7 @@
 -- How much of the memory budget is used. A change of level is an event, once, whoever asks; a level is left only when
 -- the use has fallen well below its beginning.
 -- KEYS memory, events ; ARGV events_max, budget, share that is high, share that is full
-local used, budget = memory_use(ARGV[2])
+local used, budget = memory_use(ARGV[2], KEYS[1])
 local RANK = {ok = 0, high = 1, full = 2}
 local function level_at(share)
   if share >= tonumber(ARGV[4]) then return 'full' end

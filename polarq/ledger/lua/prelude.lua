@@ -8,23 +8,32 @@ local function emit(stream, max, kind, data)
   redis.call('XADD', stream, 'MAXLEN', '~', max, '*', 'type', kind, 'data', cjson.encode(data))
 end
 
--- Bytes that Redis uses, and how many it may: `budget` is bytes, up to 1 a share of maxmemory, and '' all of maxmemory.
--- 0: no limit, or a server that does not say.
-local function memory_use(budget)
-  local info = redis.pcall('INFO', 'memory')
-  if type(info) ~= 'string' then return 0, 0 end
-  local used = tonumber(string.match(info, 'used_memory:(%d+)') or 0)
-  local most = tonumber(string.match(info, 'maxmemory:(%d+)') or 0)
-  local wanted = tonumber(budget) or 1
-  if wanted <= 1 then return used, math.floor(most * wanted) end
-  if most > 0 then wanted = math.min(wanted, most) end
-  return used, math.floor(wanted)
-end
-
 -- The indexes of what waits and what is held, of all and of each run, change together and only here. `index` is the
 -- name of any shared key: the others lie beside it.
 local function beside(index, name)
   return string.match(index, '^(.*:)[^:]*$') .. name
+end
+
+-- Bytes that Redis uses, and how many it may: `budget` is bytes, up to 1 a share of maxmemory, and '' all of maxmemory.
+-- 0: no limit, or a server that does not say. Where payloads or queues have a Redis of their own, of which workers tell,
+-- this is of the fullest.
+local function memory_use(budget, index)
+  local info = redis.pcall('INFO', 'memory')
+  local used, wanted = 0, 0
+  if type(info) == 'string' then
+    used = tonumber(string.match(info, 'used_memory:(%d+)') or 0)
+    local most = tonumber(string.match(info, 'maxmemory:(%d+)') or 0)
+    wanted = tonumber(budget) or 1
+    if wanted <= 1 then wanted = most * wanted elseif most > 0 then wanted = math.min(wanted, most) end
+  end
+  for _, server in ipairs({'payloads', 'queues'}) do
+    local told = redis.call('GET', beside(index, 'memory-at:' .. server))
+    if told then
+      local there, may_use = string.match(told, '(%d+) (%d+)')
+      if wanted == 0 or there / may_use > used / wanted then used, wanted = tonumber(there), tonumber(may_use) end
+    end
+  end
+  return used, math.floor(wanted)
 end
 
 local function leave(index, run, id)
@@ -78,18 +87,36 @@ local function ended(task)
   return tonumber(c[1] or 0) + tonumber(c[2] or 0) + tonumber(c[3] or 0) + tonumber(c[4] or 0)
 end
 
+-- Keeps `member` in a sorted set for `keep_s` from now on (nil: until that is said), and the set as long as its last.
+local function keep_until(key, member, now, keep_s)
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
+  redis.call('ZADD', key, keep_s and now + keep_s * 1000 or 'inf', member)
+  local open = redis.call('ZCOUNT', key, 'inf', 'inf') > 0
+  if open then redis.call('PERSIST', key) else redis.call('EXPIRE', key, keep_s) end
+end
+
+-- A run's tasks and the runs are remembered as long as their results. `keep_s` nil: the task has not ended.
+local function remember(index, run, task_id, now, keep_s)
+  local own, known = beside(index, 'run-tasks:' .. run), beside(index, 'runs-known')
+  keep_until(own, task_id, now, keep_s)
+  if not keep_s or redis.call('ZCOUNT', own, 'inf', 'inf') == 0 then keep_until(known, run, now, keep_s) end
+end
+
 local function touch(task, tasks, task_id, now)
   redis.call('HSET', task, 'updated_ms', now)
   redis.call('ZADD', tasks, now, task_id)
 end
 
--- How a rollout's attempts lost their nodes is kept with it, the newest ones. Returns how many there were.
-local function note_loss(rollout, node, stage, attempt, cause, now)
-  local kept = cjson.decode(redis.call('HGET', rollout, 'losses') or '[]')
-  if #kept == 10 then table.remove(kept, 1) end
-  kept[#kept + 1] = {node = node or '', stage = stage, attempt = tonumber(attempt), cause = cause, at_ms = now}
-  redis.call('HSET', rollout, 'losses', cjson.encode(kept))
-  return redis.call('HINCRBY', rollout, 'lost', 1), kept
+-- The session secret of an attempt that is over opens nothing any more. An hour on, nobody asks for it.
+local function shut(index, rollout)
+  local digest = redis.call('HGET', rollout, 'grant')
+  if not digest then return end
+  local grant = beside(index, 'grant:' .. digest)
+  if redis.call('HGET', grant, 'state') == 'open' then
+    redis.call('HSET', grant, 'state', 'closed')
+    redis.call('PEXPIRE', grant, 3600000)
+  end
+  redis.call('HDEL', rollout, 'grant')
 end
 
 -- Stops rollout `i` of a task: what waits ends at once with `summary`, what runs is flagged, and who runs it is added to
@@ -128,6 +155,7 @@ local function finish(task, events, max, stem, task_id, keep_s, now)
   if redis.call('HGET', task, 'cancel') == '1' then state = 'cancelled' end
   redis.call('HSET', task, 'state', state, 'ended_ms', now)
   redis.call('EXPIRE', task, keep_s)
+  remember(events, redis.call('HGET', task, 'run_id'), task_id, now, tonumber(keep_s))
   -- Whoever ended it tells Celery and the callback; should that one die first, the reaper finds it here.
   redis.call('ZADD', beside(events, 'untold'), now + 10000, task_id)
   for i = 0, num - 1 do redis.call('EXPIRE', stem .. i, keep_s) end

@@ -7,6 +7,11 @@ local function forget_node(id)
   redis.call('HDEL', nodes, id)
   redis.call('ZREM', lost, id)
   redis.call('DEL', beside(nodes, 'node-flags:' .. id))
+  local left = redis.call('HKEYS', beside(nodes, 'sandboxes:' .. id))
+  if #left > 0 then
+    emit(events, ARGV[1], 'node.sandboxes_abandoned', {node_id = id, runtime_ids = left})
+    redis.call('DEL', beside(nodes, 'sandboxes:' .. id))
+  end
 end
 for _, id in ipairs(redis.call('HKEYS', nodes)) do
   if redis.call('EXISTS', beside(nodes, 'node-alive:' .. id)) == 1 then

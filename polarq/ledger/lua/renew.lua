@@ -6,7 +6,9 @@ local now = now_ms()
 local answers = {}
 for i = 2, #KEYS do
   local id, token = ARGV[2 * (i - 1)], ARGV[2 * (i - 1) + 1]
-  local r = redis.call('HMGET', KEYS[i], 'state', 'token', 'cancel')
+  local r = redis.pcall('HMGET', KEYS[i], 'state', 'token', 'cancel')
+  -- One record that somebody damaged costs its own lease, and not all of a worker's.
+  if r.err then redis.call('ZREM', leases, id) end
   if not r[1] or ENDS[r[1]] or r[1] == 'queued' or r[2] ~= token then
     answers[i - 1] = 'lost'
   else

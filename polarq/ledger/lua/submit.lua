@@ -20,7 +20,7 @@ end
 local waiting_now, own_now = redis.call('ZCARD', waiting), redis.call('ZCARD', beside(waiting, 'run-waiting:' .. run_id))
 if ARGV[12] ~= '' and waiting_now + num > tonumber(ARGV[12]) then return {'full', 'all', waiting_now} end
 if ARGV[13] ~= '' and own_now + num > tonumber(ARGV[13]) then return {'full', 'run', own_now} end
-local used, budget = memory_use(ARGV[14])
+local used, budget = memory_use(ARGV[14], waiting)
 if budget > 0 and used >= budget * ARGV[15] then return {'memory', used, budget} end
 local now = now_ms()
 redis.call('HSET', task, 'request', request, 'digest', digest, 'num', num, 'run_id', run_id, 'celery_id', ARGV[6],
@@ -30,6 +30,7 @@ for i = 0, num - 1 do
   redis.call('HSET', stem .. i, 'state', 'queued', 'attempt', 0, 'token', 0, 'queued_ms', now)
   wait_in_line(waiting, task, task_id .. '.' .. i, now)
 end
+remember(waiting, run_id, task_id, now)
 redis.call('ZADD', tasks, now, task_id)
 redis.call('ZREMRANGEBYSCORE', tasks, '-inf', now - tonumber(ARGV[11]) * 1000)
 emit(events, max, 'task.created', {task_id = task_id, status = 'running', harness = ARGV[7], model = ARGV[8],

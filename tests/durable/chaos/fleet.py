@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from polarq.errors import PolarqError
 from polarq.testing.redis import EmbeddedRedis
 from polarq.testing.stack import LocalStack
+from tests.durable.chaos.receiver import SECRET
+from tests.durable.clocks import WrongClock
 
 NODES = ("node0", "node1", "node2")
+ZONES = ("America/St_Johns", "Pacific/Apia", "Europe/Berlin")
 LEASE_S = 4.0
 DRAIN_GRACE_S = 3.0
 
@@ -35,6 +40,9 @@ class Fleet:
         self.redis = EmbeddedRedis(data_dir=self.home / "redis", appendonly=True)
         scenario = self.home / "scenario.yaml"
         scenario.write_text(SCENARIO, encoding="utf-8")
+        # A clock that can be set needs a compiler.
+        named = NODES if shutil.which("cc") else ()
+        self.clocks = {node: WrongClock(self.home, node, zone=zone) for node, zone in zip(named, ZONES, strict=False)}
         self.stack = LocalStack(
             self.home,
             scenario=str(scenario),
@@ -50,7 +58,9 @@ class Fleet:
                 }
             },
             redis=self.redis,
+            env={"POLARQ_CALLBACK_SECRET": SECRET},
             bound=True,
+            before={node: clock.before for node, clock in self.clocks.items()},
         )
 
     @contextmanager
@@ -83,6 +93,14 @@ class Fleet:
 
     def worker_ended(self, node: str) -> bool:
         return self.stack.workers[node].exit_code is not None
+
+    def is_up(self, node: str) -> bool:
+        """Whether its worker, as it is now, has announced itself."""
+        try:
+            known = self.stack.client.ledger.nodes()
+        except PolarqError:
+            return False
+        return any(found.node_id == node and found.pid == self.stack.workers[node].pid for found in known)
 
     def kill_proxy(self, node: str) -> int:
         """How many processes were killed."""

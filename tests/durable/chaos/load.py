@@ -1,4 +1,4 @@
-"""The stream of short rollouts, and what a trainer sees of it: submitted, followed, remembered as first seen."""
+"""The stream of short rollouts, and what trainers see of it: submitted, followed, remembered as first seen, taken."""
 
 from __future__ import annotations
 
@@ -11,24 +11,29 @@ from pathlib import Path
 
 from polarq.client import Client
 from polarq.contracts.event import Event
-from polarq.contracts.rollout import RolloutState
+from polarq.contracts.rollout import RolloutResult, RolloutState
 from polarq.contracts.task import Task
-from polarq.errors import LedgerUnavailable, NotQueued, PolarqError
+from polarq.errors import LedgerUnavailable, NotQueued, PolarqError, ResultTimeout, TaskNotFound
 from polarq.ledger import Call, Keys
 from polarq.ledger.records import decode
 from polarq.testing.stack import LocalStack
+from tests.durable.chaos.receiver import Receiver
 
 MAX_OPEN = 24
 """Rollouts that have not ended: the stream goes as fast as the machine."""
 AGENT_S = 60.0
 HARNESS = Path(__file__).with_name("harness.py")
+LOOK_AGAIN_S = 5.0
+KEPT, TAKEN = "kept", "taken"
+"""Two runs: results of one stay in the store; a trainer takes and acknowledges those of the other as they commit."""
 
 
 class Load:
-    """Two threads: one submits, one follows the events. Both go on whatever happens to Redis."""
+    """Three threads: one submits, one follows the events, one takes results. All go on whatever happens to Redis."""
 
-    def __init__(self, stack: LocalStack, log: Path, seed: int) -> None:
+    def __init__(self, stack: LocalStack, log: Path, seed: int, receiver: Receiver) -> None:
         self._stack = stack
+        self._receiver = receiver
         self._log = log
         self._random = random.Random(seed)
         self.submitted: dict[str, Task] = {}
@@ -37,13 +42,15 @@ class Load:
         self.events: list[Event] = []
         self.first_seen: dict[str, str] = {}
         """rollout_id -> its summary when its end was first heard of, as the ledger had it."""
+        self.taken: dict[str, RolloutResult] = {}
+        """rollout_id -> the result that the trainer got, once it had acknowledged it."""
         self.problems: list[str] = []
         self._ended: set[str] = set()
         self._stop_submitting = threading.Event()
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._watched, args=(work,), name=f"chaos {work.__name__}", daemon=True)
-            for work in (self._submit, self._follow)
+            for work in (self._submit, self._follow, self._take)
         ]
 
     def start(self) -> None:
@@ -60,7 +67,10 @@ class Load:
 
     def stop(self) -> None:
         self._stop.set()
-        self._threads[1].join(60)
+        for thread in self._threads:
+            thread.join(60)
+            if thread.is_alive():
+                self.problems.append(f"{thread.name} hangs")
 
     @property
     def rollout_ids(self) -> list[str]:
@@ -110,13 +120,28 @@ class Load:
                 "task_id": task_id,
                 "instruction": "Say something.",
                 "num_samples": choose.choice([1, 1, 2, 4]),
+                "callback_url": self._receiver.url(task_id),
                 "timeout_seconds": AGENT_S,
                 "agent": {"harness": "shell", "custom_shell": {"command": command}},
                 "runtime": {"backend": "local"},
                 "evaluator": {"strategy": "session_completed"},
                 "placement": {"policy": choose.choice(["spread", "spread", "together"])},
+                "run_id": choose.choice([KEPT, TAKEN]),
             }
         )
+
+    def _take(self, client: Client) -> None:
+        """As a trainer's loop that is begun again after each fault, and goes on with what it has not acknowledged."""
+        while not self._stop.is_set():
+            try:
+                for result in client.results(run_id=TAKEN, timeout_s=LOOK_AGAIN_S):
+                    if result.rollout_id in self.taken:
+                        self.problems.append(f"{result.rollout_id} came again after it was acknowledged")
+                    client.acknowledge([result.rollout_id])
+                    self.taken[result.rollout_id] = result
+            except (LedgerUnavailable, TaskNotFound, ResultTimeout):
+                pass  # Redis is away, nothing was submitted yet, or it is time to look whether to stop
+            self._stop.wait(0.2)
 
     def _follow(self, client: Client) -> None:
         ledger = client.ledger

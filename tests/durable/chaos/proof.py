@@ -16,12 +16,15 @@ from polarq.contracts.rollout import RolloutResult, RolloutState, RolloutSummary
 from polarq.errors import PolarqError, TaskNotFound
 from polarq.ledger import TaskRecord
 from tests.durable.chaos.fleet import NODES, Fleet
-from tests.durable.chaos.load import AGENT_S, Load, summary_text
+from tests.durable.chaos.load import AGENT_S, TAKEN, Load, summary_text
+from tests.durable.chaos.receiver import Receiver
 from tests.durable.chaos.trouble import Killed, Trouble
 from tests.durable.key_layout import strangers
 
 ALL_ENDED_S = 240.0
 TIDY_S = 60.0
+CALLBACKS_S = 150.0
+"""A claim of a worker that died runs out first; then the reaper has another one deliver."""
 TOGETHER_S = 1.0
 """How long an attempt may outlast the beginning of the next one: ending a process takes a moment on a busy machine."""
 
@@ -43,6 +46,7 @@ class Proof:
     fleet: Fleet
     load: Load
     trouble: Trouble
+    receiver: Receiver
     log: Path
     broken: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
@@ -72,6 +76,41 @@ class Proof:
                 where = [(r.rollout_id, r.state.value, r.owner) for r in self.client.record(task_id).rollouts]
                 self.broken.append(f"{task_id} has not ended after {ALL_ENDED_S:g} s: {where}")
         self.figures["from the last trouble to the last end"] = f"{time.monotonic() - began:.1f} s"
+
+    def all_is_taken(self) -> None:
+        """The trainer got each result of its run."""
+        wanted = {
+            task.rollout_id(i)
+            for task in self.load.submitted.values()
+            if task.run_id == TAKEN
+            for i in range(task.num_samples)
+        }
+        if not _within(TIDY_S, lambda: wanted <= self.load.taken.keys()):
+            self.broken.append(f"the trainer never got {sorted(wanted - self.load.taken.keys())}")
+        self.figures["results taken and acknowledged"] = len(self.load.taken)
+
+    def callbacks(self) -> None:
+        """Each task's end was told to its trainer: at least once, signed, always as the same delivery."""
+        taken = self.receiver.taken
+        missing = set(self.load.submitted)
+
+        def all_told() -> bool:
+            missing.difference_update([task_id for task_id in missing if taken.get(task_id)])
+            return not missing
+
+        if not _within(CALLBACKS_S, all_told):
+            self.broken.extend(f"the callback of {task_id} was never delivered" for task_id in sorted(missing))
+        for task_id, deliveries in sorted(taken.items()):
+            if len({delivery.delivery_id for delivery in deliveries}) != 1:
+                self.broken.append(f"the callback of {task_id} came under several ids: {deliveries}")
+            if not all(delivery.signed for delivery in deliveries):
+                self.broken.append(f"the callback of {task_id} was not signed as it should be")
+            whole = (task_id, self.load.submitted[task_id].num_samples)
+            if any((delivery.task_id, delivery.ended) != whole for delivery in deliveries):
+                self.broken.append(f"the callback of {task_id} told of something else: {deliveries}")
+        self.figures["callbacks"] = len(taken)
+        self.figures["callbacks delivered more than once"] = sum(len(found) > 1 for found in taken.values())
+        self.figures["callbacks that the receiver failed at first"] = dict(self.receiver.failed)
 
     def nodes_are_empty(self) -> None:
         """Sandboxes, leases, queues: nothing is left on a node that has nothing to do."""
@@ -139,11 +178,14 @@ class Proof:
             if summary.outcome.state is not RolloutState.CANCELLED:
                 self.broken.append(f"{rollout_id} {summary.outcome.state.value} without a payload")
             return
+        taken = self.load.taken.get(rollout_id)
         try:
-            result = self.client.rollout(rollout_id)
+            result = self.client.rollout(rollout_id) if taken is None else taken
         except PolarqError as exc:
             self.broken.append(f"the payload of {rollout_id} cannot be read: {exc}")
             return
+        if any(spent is not None and spent < 0 for spent in result.timing.model_dump().values()):
+            self.broken.append(f"{rollout_id} spent less than no time: {result.timing}")
         if not summary.payload.key.endswith(f"-{token}"):
             self.broken.append(f"{rollout_id}: {summary.payload.key} won, and the last token given out was {token}")
         reward = None if result.reward is None else result.reward.outcome

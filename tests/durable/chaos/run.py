@@ -11,6 +11,7 @@ from typing import Any
 from tests.durable.chaos.fleet import Fleet
 from tests.durable.chaos.load import Load
 from tests.durable.chaos.proof import Proof
+from tests.durable.chaos.receiver import Receiver
 from tests.durable.chaos.trouble import Trouble
 
 
@@ -33,10 +34,10 @@ def chaos(home: Path, *, seed: int, seconds: float, quiet: bool = False) -> Repo
 
     fleet = Fleet(home)
     log = fleet.home / "side-effects.log"
-    with fleet.running():
-        load = Load(fleet.stack, log, seed)
+    with Receiver(seed) as receiver, fleet.running():
+        load = Load(fleet.stack, log, seed, receiver)
         trouble = Trouble(fleet, load, random.Random(seed), say)
-        proof = Proof(fleet, load, trouble, log)
+        proof = Proof(fleet, load, trouble, receiver, log)
         load.start()
         say(f"started: seed {seed}, {seconds:g} s, in {home}")
         trouble.run(seconds)
@@ -44,6 +45,8 @@ def chaos(home: Path, *, seed: int, seconds: float, quiet: bool = False) -> Repo
         load.stop_submitting()
         trouble.heal()
         proof.all_end()
+        proof.all_is_taken()
+        proof.callbacks()
         proof.nodes_are_empty()
         load.stop()
         fleet.stop_programs()

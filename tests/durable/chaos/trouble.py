@@ -22,7 +22,7 @@ from tests.durable.chaos.load import Load
 
 DRAIN_LIMIT_S = DRAIN_GRACE_S + 45.0
 """Until a worker that was told to stop must be gone, on a machine that is busy."""
-NODE_BACK_S = 120.0
+NODE_BACK_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,15 @@ class Trouble:
     _redis_back: float = -1.0
     """When Redis last came back, on the monotonic clock."""
     _later: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _rolling: bool = False
+    """Every worker is being restarted, one after the other."""
     _number: itertools.count[int] = field(default_factory=itertools.count)
 
     def run(self, seconds: float) -> None:
         ways = [self.kill_worker] * 4 + [self.stop_worker, self.drain_worker, self.kill_proxy, self.cut_connections] * 2
         ways += [self.kill_redis, self.cancel_task, self.cancel_task, self.cancel_rollout, self.pause_inference]
+        ways += [self.rolling_restart, self.forget_scripts, self.lose_messages, self.double_messages]
+        ways += [self.set_clock] * (2 if self.fleet.clocks else 0)
         until = time.monotonic() + seconds
         next_at = time.monotonic() + 2.0
         while time.monotonic() < until:
@@ -149,6 +153,10 @@ class Trouble:
         if node is None:
             return
         self._did("worker drained", node)
+        self._drain(node)
+
+    def _drain(self, node: str) -> None:
+        """It is started again when it has gone."""
         self.fleet.signal_worker(node, signal.SIGTERM)
         self._busy.add(node)
         deadline = time.monotonic() + DRAIN_LIMIT_S
@@ -165,9 +173,26 @@ class Trouble:
 
         self._after(0.2, look)
 
+    def rolling_restart(self) -> None:
+        if not self._rolling:
+            self._did("rolling restart of every worker")
+            self._rolling = True
+            self._roll(list(NODES))
+
+    def _roll(self, left: list[str], before: str | None = None) -> None:
+        """The next one, as soon as the one before is back and nothing else is being done to it."""
+        if self._busy.intersection([before, *left[:1]]):
+            self._after(0.5, lambda: self._roll(left, before))
+        elif not left:
+            self._rolling = False
+        else:
+            self._drain(left[0])
+            self._roll(left[1:], left[0])
+
     def kill_proxy(self) -> None:
         node = self._a_node()
-        if node is not None and self.fleet.kill_proxy(node):
+        # A worker whose proxy is killed before it was ready says so and ends, as it should.
+        if node is not None and self.fleet.is_up(node) and self.fleet.kill_proxy(node):
             self._did("proxy killed", node)
 
     def cut_connections(self) -> None:
@@ -181,6 +206,33 @@ class Trouble:
         self._did("Redis killed", f"for {away_s:.1f} s")
         self.fleet.kill_redis(away_s)
         self._redis_back = time.monotonic()
+
+    def lose_messages(self) -> None:
+        self._in_queues("messages lost", lambda queues, name, _: queues.delete(name))
+
+    def double_messages(self) -> None:
+        self._in_queues("messages doubled", lambda queues, name, messages: queues.rpush(name, *messages))
+
+    def _in_queues(self, what: str, change: Callable[[redis.Redis, str, list[bytes]], object]) -> None:
+        """Done to each queue of a node that holds messages now."""
+        keys = self.fleet.stack.client.ledger.calls.keys
+        with redis.Redis.from_url(self.fleet.redis.url) as client:
+            for name in (name for node in NODES for name in keys.queue_lists(node)):
+                if messages := client.lrange(name, 0, -1):
+                    change(client, name, messages)
+                    self._did(what, f"{len(messages)} of {name}")
+
+    def forget_scripts(self) -> None:
+        self._did("Redis made to forget its scripts")
+        with redis.Redis.from_url(self.fleet.redis.url) as client:
+            client.script_flush()
+
+    def set_clock(self) -> None:
+        """Its leases, the times it is judged by and how long its stages take must not change by it."""
+        node = self.chance.choice(sorted(self.fleet.clocks))
+        ahead_s = self.chance.choice([-3600, -400, 0, 400, 3600])
+        self._did("clock of a node set", f"{node}, {ahead_s:+d} s")
+        self.fleet.clocks[node].set(ahead_s)
 
     def cancel_task(self) -> None:
         self._cancel(None)

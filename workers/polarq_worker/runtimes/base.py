@@ -9,9 +9,12 @@ import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from polarq.contracts.rollout import ExecKind, StepReport
+from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
+from polarq.errors import RuntimeFault
 
 SESSION_DIR = "/polar/session"
 """Where a session lies in a sandbox. `local` has no file system of its own and maps it into the rollout's folder."""
@@ -102,10 +105,25 @@ class Runtime(abc.ABC):
     where the task names none. All methods may be called concurrently.
     """
 
+    reach: ClassVar[Reach] = Reach.WORKER
+    """From where a sandbox can be stopped when its worker is dead. One that outlives its worker has a record in the
+    ledger from before `start` until after `stop`, and needs `stop_orphan`."""
+
     def __init__(self, spec: RuntimeSpec, *, runtime_id: str, root: Path) -> None:
         self.spec = spec
         self.runtime_id = runtime_id
         self.root = root
+
+    @property
+    def handle(self) -> str:
+        """What `stop_orphan` finds the sandbox by. Known before `start`: a name that the backend lets one choose."""
+        return self.runtime_id
+
+    @classmethod
+    async def stop_orphan(cls, record: SandboxRecord) -> None:
+        """Stops a sandbox of a worker that is dead; no harm when it is gone already, or never came to be. Called on the
+        machine that it runs on, or, with a `reach` of ANYWHERE, on any. Raises `RuntimeFault`."""
+        raise RuntimeFault(f"runtime '{record.runtime}' cannot stop a sandbox whose worker is dead")
 
     @classmethod
     @abc.abstractmethod

@@ -132,12 +132,87 @@ class Command(asyncio.Protocol):
             self.gone.set_result(None)
 
 
+class Nursery:
+    """This process' nursery of wardens: a process that forks them ready made, since starting a Python for each takes
+    ten times as long. Started when it is first needed, and again should somebody have killed it; it ends with us."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked: socket.socket | None = None
+
+    def warden(self, stderr: int) -> socket.socket:
+        """A new warden's control socket (blocks). Raises `OSError`, or `WardenLost` when it ended at once."""
+        for _ in range(2):
+            ours, theirs = socket.socketpair()
+            try:
+                with theirs:
+                    self._ask(theirs.fileno(), stderr)
+                ours.settimeout(START_S)
+                word, *number = ours.recv(64).split() or [b""]
+                if word == b"ready":
+                    ours.settimeout(None)
+                    return ours
+                if word == b"failed":
+                    raise OSError(int(number[0]), os.strerror(int(number[0])))
+            except BaseException:
+                ours.close()
+                raise
+            # The nursery was killed before it came to us.
+            ours.close()
+        raise WardenLost
+
+    def _ask(self, *fds: int) -> None:
+        with self._lock:
+            for _ in range(2):
+                if self._asked is None:
+                    self._start()
+                assert self._asked is not None
+                try:
+                    socket.send_fds(self._asked, [b"w"], fds)
+                except (BrokenPipeError, ConnectionResetError):
+                    self._end()
+                else:
+                    return
+        raise WardenLost
+
+    def _start(self) -> None:
+        self._end()
+        ours, theirs = socket.socketpair()
+        with theirs, WARDEN.open("rb") as source:
+            # argv[0] and the script's name keep `pkill -f python` of an agent away from it; through /proc/self/exe
+            # the interpreter still finds its library.
+            self._process = subprocess.Popen(
+                ["/proc/self/exe", "-E", "-s", "-S", "-P", "/proc/self/fd/0", str(theirs.fileno())],
+                executable=sys.executable,
+                stdin=source,
+                stdout=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+        ours.setblocking(True)
+        self._asked = ours
+
+    def _end(self) -> None:
+        if self._asked is not None:
+            self._asked.close()
+            self._asked = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+_nursery = Nursery()
+
+
 class ProcessTree:
     """A warden and all that runs under it."""
 
     def __init__(self, stderr: Path) -> None:
         self._stderr = stderr
-        self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._lock = threading.Lock()
 
@@ -165,12 +240,10 @@ class ProcessTree:
 
     async def stop(self) -> bool:
         """Kills everything under the warden; whether it confirmed within `KILL_S` that nothing is left."""
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._process is None:
+        control, self._control = self._control, None
+        if control is None:
             return True
-        return await uninterrupted(asyncio.to_thread(self._wait))
+        return await uninterrupted(asyncio.to_thread(_over, control))
 
     def last_words(self) -> str:
         """What the warden printed before it died, one line."""
@@ -185,26 +258,8 @@ class ProcessTree:
         await asyncio.get_running_loop().run_in_executor(_spawners, function, *args)
 
     def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._control = ours
-        with theirs, WARDEN.open("rb") as source, self._stderr.open("wb") as stderr:
-            # argv[0] and the script's name keep `pkill -f python` of an agent away from it; through /proc/self/exe
-            # the interpreter still finds its library.
-            self._process = subprocess.Popen(
-                ["/proc/self/exe", "-E", "-s", "-S", "-P", "/proc/self/fd/0", str(theirs.fileno())],
-                executable=sys.executable,
-                stdin=source,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                env={},
-                cwd="/",
-                start_new_session=True,
-                pass_fds=[theirs.fileno()],
-            )
-        ours.settimeout(START_S)
-        if not ours.recv(64):
-            raise WardenLost
-        ours.settimeout(None)
+        with self._stderr.open("wb") as stderr:
+            self._control = _nursery.warden(stderr.fileno())
 
     def _send(self, body: bytes, fds: Descriptors, reply: socket.socket) -> None:
         try:
@@ -223,10 +278,14 @@ class ProcessTree:
             reply.close()
             fds.close()
 
-    def _wait(self) -> bool:
-        assert self._process is not None
+
+def _over(control: socket.socket) -> bool:
+    """Ends a warden (blocks); whether it said within `KILL_S` that nothing is left."""
+    with control:
         try:
-            self._process.wait(KILL_S)
-        except subprocess.TimeoutExpired:
+            control.shutdown(socket.SHUT_WR)
+            control.settimeout(KILL_S)
+            return control.recv(64) == b"over\n"
+        except OSError:
+            # It was killed, or something of it does not die.
             return False
-        return self._process.returncode == 0
