@@ -14,12 +14,17 @@ from polarq.errors import PolarqError
 log = logging.getLogger("polarq.worker.proxy")
 
 _START_S = 60.0
+_START_TRIES = 3
 _STOP_S = 15.0
 _RESTART_CAP_S = 10.0
 
 
 class ProxyDidNotStart(PolarqError):
     """The proxy ended before it listened; its own last line says why."""
+
+
+class _Killed(ProxyDidNotStart):
+    """By a signal, which says nothing against it."""
 
 
 class ProxyProcess:
@@ -41,7 +46,14 @@ class ProxyProcess:
 
     async def start(self) -> None:
         """Returns when the proxy listens. Raises `ProxyDidNotStart` with one line."""
-        await self._spawn()
+        for left in reversed(range(_START_TRIES)):
+            try:
+                await self._spawn()
+                break
+            except _Killed as exc:
+                if not left:
+                    raise
+                log.error("%s; starting it again", exc)
         self._watch = asyncio.create_task(self._keep_running(), name="proxy watch")
 
     @property
@@ -72,7 +84,9 @@ class ProxyProcess:
             self._process.kill()
             raise ProxyDidNotStart(f"the proxy did not listen within {_START_S:g} s; see {self.log_path}") from None
         if not ready:
-            await self._process.wait()
+            code = await self._process.wait()
+            if code < 0:
+                raise _Killed(f"the proxy was killed by signal {-code} before it listened")
             raise ProxyDidNotStart(f"the proxy did not start: {self._last_line(before)}")
         self.listening.set()
         self._drain = asyncio.create_task(self._to_log(self._process.stdout), name="proxy output")
