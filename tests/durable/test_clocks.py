@@ -148,9 +148,10 @@ def test_clocks_that_are_hours_off_and_set_meanwhile_cost_no_lease_no_call_and_n
 
 
 def calls_made(stack: LocalStack, rollout_ids: list[str]) -> list[int]:
-    """Completions on record, by rollout."""
+    """Completions on record, by rollout of one task."""
     keys, redis = stack.client.ledger.calls.keys, stack.client.ledger.redis
-    return [redis.llen(keys.completions(rollout_id, 1, 1)) for rollout_id in rollout_ids]
+    rollouts = stack.client.record(rollout_ids[0].rpartition(".")[0]).rollouts
+    return [int(redis.llen(keys.completions(r.rollout_id, r.attempt, r.token))) for r in rollouts]
 
 
 @pytest.mark.parametrize("dies", BOTH)
