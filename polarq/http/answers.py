@@ -107,6 +107,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as exc:
         allow = {"Allow": exc.headers["Allow"]} if "Allow" in exc.headers else {}
         return refusal(exc.status, exc.reason, allow)
+    except web.RequestPayloadError as exc:
+        return refusal(400, f"the body cannot be read: {exc.__cause__ or exc}".replace("\n", " "))
     except ConnectionResetError:
         # The client has gone; the server knows how to forget it.
         raise

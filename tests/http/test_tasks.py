@@ -280,3 +280,10 @@ async def test_a_body_that_breaks_off_is_never_taken_for_a_whole_one(keys: Keys)
                 with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
                     async for _ in parts:
                         pass
+
+
+async def test_a_body_that_is_not_compressed_as_it_says_is_its_senders_mistake(shim: Rig) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    response = await shim.http.post("/rollout/task/submit", content=b"no gzip", headers=headers)
+    assert response.status_code == 400
+    assert "the body cannot be read" in response.json()["detail"]

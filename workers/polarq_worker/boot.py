@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import signal
 import sys
@@ -10,6 +11,8 @@ from types import FrameType
 from typing import Any
 
 from celery import bootsteps
+from celery import signals as celery_signals
+from celery.apps.worker import _reload_current_worker  # type: ignore[attr-defined]  # stubs leave it out
 from celery.exceptions import WorkerShutdown
 from celery.worker import state
 
@@ -44,6 +47,10 @@ class NodeStep(bootsteps.StartStopStep):
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         self.service: NodeService | None = None
+        self._told = 0
+
+    def _count_signal(self, **_: Any) -> None:
+        self._told += 1
 
     def create(self, worker: Any) -> None:
         """Chooses the node by its queue. Every worker also takes the queue that foreign clients submit to."""
@@ -59,6 +66,8 @@ class NodeStep(bootsteps.StartStopStep):
         if user == "celery":
             worker.hostname = f"{node.id}{at}{host}"
         self._made = (node, topology, settings)
+        # Between a first signal and the drain, which is when the consumer has stopped, a second one is Celery's.
+        celery_signals.worker_shutting_down.connect(self._count_signal, weak=False)
         worker.consumer_cls = CONSUMER
         # Mingle asks the other workers what was revoked, and waits a second for answers; the ledger knows that.
         worker.options["without_mingle"] = True
@@ -97,6 +106,8 @@ class NodeStep(bootsteps.StartStopStep):
         service, pool = self.service, worker.pool
         grace_s = service.topology.gateway.drain_grace_s
         with _second_signal() as impatient:
+            if self._told > 1:
+                impatient.set()
             waiter = threading.Thread(target=pool.call, args=(service.drain(grace_s),), daemon=True)
             waiter.start()
             while waiter.is_alive():
@@ -105,10 +116,14 @@ class NodeStep(bootsteps.StartStopStep):
                     pool.call(service.release_all())
                     break
             waiter.join()
+        if self._told or impatient.is_set():
+            # SIGHUP asks for a new start when this one has ended; whoever said stop as well is not left with it.
+            atexit.unregister(_reload_current_worker)
         pool.call(service.stop())
 
     def terminate(self, worker: Any) -> None:
         """Cold stop: gives everything back, then leaves."""
+        atexit.unregister(_reload_current_worker)
         if self.service is not None:
             worker.pool.call(self.service.release_all())
             worker.pool.call(self.service.stop())
