@@ -40,7 +40,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/polarq demo $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -m "not docker and not engine" -n 2 $(ARGS)
+	$(BIN)/pytest -m "not docker and not engine" -n 3 --dist worksteal $(ARGS)
 
 test-engine: $(if $(URL),$(VENV)/.dev)
 	POLARQ_ENGINE='$(ENGINE)' POLARQ_ENGINE_URL='$(URL)' POLARQ_ENGINE_MODEL='$(MODEL)' \

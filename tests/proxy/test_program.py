@@ -163,7 +163,7 @@ def test_a_taken_port_is_one_clear_line(redis_url: str, tmp_path: Path) -> None:
 
 def test_no_redis_is_one_clear_line_without_its_password(tmp_path: Path) -> None:
     line = failure("redis://:s3cret@127.0.0.1:1/0", "--node", "node0", "--topology", topology(tmp_path))
-    assert "Redis at redis://127.0.0.1:1/0 does not answer" in line
+    assert "Redis at redis://:***@127.0.0.1:1/0 does not answer" in line
     assert "POLARQ_REDIS_URL" in line
     assert "s3cret" not in line
 
