@@ -28,7 +28,7 @@ _DEEP = 10_000
 _AT_WORK = 0.02
 """Share of the time that may go into that."""
 _HEARD_WITHIN_S = 2.0
-"""So long a rollout is left to the node that has a doorbell and a free place."""
+"""So long a rollout is left to other nodes that have free places."""
 _FLEET_FOR_S = 1.0
 """How long what is known of the other nodes is used."""
 _MOST_AT_ONCE = 64
@@ -65,8 +65,8 @@ class WorkSeeker:
         self.client = client
         self.place = place
         self._topology = topology
-        self._others: dict[str, int] = {}
-        """Other nodes that take work -> their free places, when they last said."""
+        self._others_free = 0
+        """Places of other nodes that take work, when they last said."""
         self._others_until = 0.0
         self._look_deep_at = 0.0
         self.again_s: float | None = None
@@ -105,19 +105,18 @@ class WorkSeeker:
         return len(found)
 
     async def _coming_to_others(self) -> int:
-        """How many rollouts other nodes are about to take: they have doorbells in their queues, and places for them.
-        What still waits after a while is anybody's."""
+        """How many rollouts other nodes have free places for. They were rung for what has just come, and a doorbell
+        that one of them has heard and not answered yet is seen by nobody. What waits for longer is anybody's."""
         now = time.monotonic()
         if now >= self._others_until:
             others = fleet_of(await self.ledger.nodes(), self._topology)
             self._others_until = now + _FLEET_FOR_S
-            self._others = {
-                other.node_id: other.capacity - other.in_hand
+            self._others_free = sum(
+                max(0, other.capacity - other.in_hand)
                 for other in others
                 if other.node_id != self.place.node_id and other.idle_because is None
-            }
-        depths = await self._broker.do(queue_depths(self.ledger.calls, list(self._others)))
-        return sum(min(depths[node_id], max(0, free)) for node_id, free in self._others.items())
+            )
+        return self._others_free
 
     async def _look(self, most: int, waiting: int) -> list[str]:
         """What the node would take; where little is in sight, also behind what it cannot run, now and then."""
