@@ -277,7 +277,7 @@ def ahead_to(moment: datetime) -> int:
 
 def polarq(stack: LocalStack, *words: str) -> str:
     command = [sys.executable, "-m", "polarq.cli", *words]
-    env = {**stack.env, "TZ": BERLIN, "NO_COLOR": "1"}
+    env = {**stack.env, "TZ": BERLIN, "NO_COLOR": "1", "COLUMNS": "200"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode in {0, 1}, done.stderr
     return done.stdout
@@ -315,8 +315,9 @@ def test_the_hour_that_comes_twice_changes_no_order_and_no_duration(tmp_path: Pa
         assert at == sorted(at), "as they happened, though the wall clock went back"
         shown = polarq(stack, "show", "hour.0")
         assert re.search(r"from 2026-10-25 02:59:\d\d CEST to 2026-10-25 02:0\d:\d\d CET", shown), shown
-        listed = re.findall(r"(after|hour)\b.*2026-10-25 02:0\d:\d\d CET", polarq(stack, "status"))
-        assert listed == ["after", "hour"], "latest change first"
+        status = polarq(stack, "status")
+        listed = re.findall(r"(after|hour)\b.*2026-10-25 02:0\d:\d\d CET", status)
+        assert listed == ["after", "hour"], f"latest change first: {status}"
         stored = times_in(polarq(stack, "show", "hour.0", "--json"))
         assert stored
         assert all(time.endswith(("Z", "+00:00")) for time in stored)

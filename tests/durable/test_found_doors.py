@@ -13,7 +13,7 @@ import pytest
 from polarq.contracts import RolloutState
 from polarq.testing.stack import LocalStack
 from tests.durable.gates import PATIENCE_S, Gates, wait_for_log
-from tests.worker.conftest import write_scenario
+from tests.worker.conftest import wait_until, write_scenario
 
 
 @pytest.fixture
@@ -45,6 +45,8 @@ def test_celerys_commands_that_the_ledger_knows_nothing_of_are_refused_and_chang
     stack: LocalStack, gates: Gates
 ) -> None:
     control = stack.client.app.control
+    # A node is up a moment before its remote control listens.
+    wait_until(lambda: bool(control.ping(timeout=1.0)), PATIENCE_S)
     for command, (arguments, instead) in COMMANDS.items():
         answers = control.broadcast(command, arguments=arguments, reply=True, timeout=PATIENCE_S, limit=1) or []
         (said,) = (by_node["error"] for answer in answers for by_node in answer.values())
