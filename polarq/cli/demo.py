@@ -103,8 +103,9 @@ def _play(story: Story, interrupts: Interrupts, num_samples: int, max_run_worker
 
 def _start(running: ExitStack, story: Story, interrupts: Interrupts, max_run_workers: int) -> LocalStack:
     """Starts every part; `running` stops them in reverse order."""
+    from polarq.testing.ports import free_port
     from polarq.testing.redis import EmbeddedRedis
-    from polarq.testing.stack import LocalStack, free_port
+    from polarq.testing.stack import LocalStack
 
     home, settings = story.report.home, Settings.from_env()
     with story.part("redis_s", "Redis") as told:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from redis.retry import Retry
 
 from polarq.errors import LedgerUnavailable
 from polarq.settings import Settings
+from polarq.testing.ports import free_port
 
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 10.0
@@ -130,7 +130,7 @@ class EmbeddedRedis:
         self._data_dir.mkdir(parents=True, exist_ok=True)
         chosen = self.port
         for attempt in range(START_TRIES):
-            self.port = chosen or _free_port()
+            self.port = chosen or free_port()
             try:
                 self._launch(binary, self._data_dir)
             except NoRedisServer:
@@ -250,13 +250,6 @@ def _ends_with_us() -> list[str]:
         f"os.getppid() == {os.getpid()} and os.execv(sys.argv[1], sys.argv[1:])"
     )
     return [sys.executable, "-S", "-c", code]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _tail(log: Path) -> str:

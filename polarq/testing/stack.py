@@ -6,7 +6,6 @@ For the demo, for tests, for trying a change. Workers are started exactly as an 
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ import yaml
 from polarq.client import Client
 from polarq.errors import PolarqError
 from polarq.settings import Settings
+from polarq.testing.ports import free_port
 from polarq.testing.program import Program
 from polarq.testing.redis import EmbeddedRedis
 from polarq.topology import Topology, load_topology
@@ -228,10 +228,3 @@ class LocalStack:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

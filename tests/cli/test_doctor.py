@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import redis
 import yaml
 
 from polarq.cli.main import main
+from polarq.testing import ports
 from polarq.testing.inference import ScriptedInference, ServerOptions
 from polarq.testing.redis import EmbeddedRedis
 from tests.cli.conftest import Cli
@@ -23,9 +23,7 @@ Found = list[tuple[str, str, str, str]]
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return ports.free_port()
 
 
 def findings(document: Any, part: str) -> dict[str, str]:

@@ -19,8 +19,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from polarq.errors import LedgerUnavailable, NotQueued, TaskNotFound
+from polarq.testing.ports import free_port
 from polarq.testing.redis import EmbeddedRedis, find_server
-from polarq.testing.stack import free_port
 from tests.durable.gates import PATIENCE_S
 from tests.durable.tls import Certificate, either_front
 from tests.worker.conftest import wait_until
@@ -121,7 +121,7 @@ class Group:
         wait_until(lambda: int(self.info(self.replica, "replication")["slave_repl_offset"]) >= offset, PATIENCE_S)
 
     def wait_promoted(self) -> None:
-        wait_until(lambda: self.info(self.replica, "replication")["role"] == "master", PATIENCE_S)
+        wait_until(lambda: self._role(self.replica) == "master", PATIENCE_S)
         living = [port for port, process in zip(self.ports, self._sentinels, strict=True) if process.poll() is None]
         wait_until(lambda: all(self._named_by(port) == self._reached[self.replica.port] for port in living), PATIENCE_S)
 
@@ -167,7 +167,7 @@ class Group:
             return dict(client.info(section))
 
     def _role(self, server: EmbeddedRedis) -> str | None:
-        """None: it let go of who asked, as one does that becomes a replica."""
+        """None: it let go of who asked, as one does whose role changes, either way."""
         try:
             return self.info(server, "replication")["role"]
         except redis.ConnectionError:

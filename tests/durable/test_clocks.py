@@ -20,8 +20,9 @@ from polarq.celery import make_app
 from polarq.contracts import RolloutState
 from polarq.contracts.rollout import TaskResult
 from polarq.errors import TaskNotFound
+from polarq.testing.ports import free_port
 from polarq.testing.redis import EmbeddedRedis
-from polarq.testing.stack import LocalStack, free_port
+from polarq.testing.stack import LocalStack
 from tests.durable.clocks import WrongClock
 from tests.durable.gates import PATIENCE_S
 from tests.durable.measured import durations_hold, events_of, noted, server_time, slow_task, times_in

@@ -18,8 +18,9 @@ import httpx
 import pytest
 
 from polarq.callback.delivery import SIGNATURE_HEADER, TIMESTAMP_HEADER, signature_holds
+from polarq.testing.ports import free_port
 from polarq.testing.program import Program
-from polarq.testing.stack import LocalStack, free_port
+from polarq.testing.stack import LocalStack
 from tests.durable.gates import PATIENCE_S
 from tests.worker.conftest import ask, shell_task, wait_until, write_scenario
 

@@ -16,8 +16,9 @@ from celery import Celery
 
 from polarq.celery import make_app
 from polarq.contracts import RolloutState
+from polarq.testing.ports import free_port
 from polarq.testing.program import Program
-from polarq.testing.stack import LocalStack, free_port
+from polarq.testing.stack import LocalStack
 from tests.durable.gates import PATIENCE_S, Gates
 from tests.worker.conftest import wait_until, write_scenario
 

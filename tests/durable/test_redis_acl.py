@@ -22,9 +22,10 @@ from polarq.errors import LedgerUnavailable
 from polarq.ledger import Ledger, calls_for
 from polarq.ledger.keys import Keys
 from polarq.settings import Settings
+from polarq.testing.ports import free_port
 from polarq.testing.program import Program
 from polarq.testing.redis import EmbeddedRedis
-from polarq.testing.stack import LocalStack, free_port
+from polarq.testing.stack import LocalStack
 from tests.durable.guarded import ROLES, SHIPPED, Guarded, with_passwords
 from tests.worker.conftest import ask, shell_task, wait_until, write_scenario
 

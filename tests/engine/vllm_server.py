@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+
+from polarq.testing.ports import free_port
 
 from .server import Server
 
@@ -52,7 +53,7 @@ class Started:
 @contextlib.contextmanager
 def run_vllm(model_dir: Path, cache: Path, log: Path) -> Iterator[Started]:
     """Serve `model_dir` until the block ends. `cache` is kept between runs: the compiled kernels lie there."""
-    base_url = f"http://127.0.0.1:{_free_port()}"
+    base_url = f"http://127.0.0.1:{free_port()}"
     started = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -129,13 +130,6 @@ def _guard(group: int) -> Iterator[None]:
             yield
         finally:
             guard.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait_until_healthy(base_url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -19,8 +19,9 @@ from celery import Celery
 from polarq.celery import make_app
 from polarq.contracts import RolloutState, TaskResult
 from polarq.errors import InvalidTask
+from polarq.testing.ports import free_port
 from polarq.testing.program import Program
-from polarq.testing.stack import LocalStack, free_port
+from polarq.testing.stack import LocalStack
 from tests.worker.conftest import ask, shell_task, wait_until
 
 TRAINER = """

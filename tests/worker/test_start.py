@@ -14,8 +14,9 @@ import redis
 import yaml
 
 from polarq.contracts import RolloutState
+from polarq.testing.ports import free_port
 from polarq.testing.redis import EmbeddedRedis
-from polarq.testing.stack import LocalStack, free_port
+from polarq.testing.stack import LocalStack
 from polarq_worker.health import read_health
 from tests.worker.conftest import ask, commands_with, shell_task, wait_until
 from tests.worker.test_control import wait_for_state
