@@ -32,7 +32,7 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.testing.program import Program
 from polarq.testing.stack import LocalStack
-from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Runtime, SandboxLayout
+from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout
 
 NODE = "node0"
 MODULE = Path(__file__).stem
@@ -55,7 +55,7 @@ class Waiting(Runtime):
     _gates: ClassVar[dict[str, asyncio.Task[None]]] = {}
 
     @classmethod
-    def problems(cls, spec: RuntimeSpec) -> list[str]:
+    def problems(cls, spec: RuntimeSpec, host: Host) -> list[str]:
         return [] if isinstance(spec.kwargs.get("gate"), str) else ["kwargs.gate: name a file"]
 
     @property
@@ -66,19 +66,20 @@ class Waiting(Runtime):
     def host_log_dir(self) -> Path:
         return self.root / "logs"
 
-    async def start(self) -> None:
+    async def start(self, *, snapshot: str | None = None, online: bool = True) -> None:
         """Nothing to start."""
 
-    async def exec(
+    async def _exec(
         self,
         command: str | Sequence[str],
         *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+        stdin: bytes | None,
         timeout_s: float,
-        log: str | None = None,
-        max_output_bytes: int = 1 << 20,
+        log: str | None,
+        max_output_bytes: int,
     ) -> ExecResult:
         if "snapshot" in self.spec.kwargs:
             gc.collect()

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from polarq.contracts.base import Contract
+from polarq.contracts.sandbox import SandboxReport
 from polarq.contracts.trajectory import Trajectory
 
 
@@ -238,6 +239,8 @@ class RolloutResult(Contract):
     """None where trajectories were left out, or when the rollout never captured anything."""
     payload: PayloadRef | None = None
     harness: HarnessReport | None = None
+    sandbox: SandboxReport | None = None
+    """None where none was started."""
     losses: list[Loss] = []
     """Earlier attempts that ended with the loss of their worker, the newest 20."""
     timing: Timing = Timing()

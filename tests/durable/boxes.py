@@ -22,8 +22,8 @@ class Box(LocalRuntime):
     def handle(self) -> str:
         return f"{self.spec.env['BOXES']}/{self.runtime_id}"
 
-    async def start(self) -> None:
-        await super().start()
+    async def start(self, *, snapshot: str | None = None, online: bool = True) -> None:
+        await super().start(snapshot=snapshot, online=online)
         process = subprocess.Popen(["/bin/sleep", "86400"], env={}, start_new_session=True, close_fds=True)
         Path(self.handle).write_text(str(process.pid))
 

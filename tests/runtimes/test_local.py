@@ -17,6 +17,7 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
 from polarq.testing.runtime_contract import CONTRACT_ENV, RuntimeContract, appears
+from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.capture import LOG_CAP_BYTES
 from polarq_worker.runtimes.local import LocalRuntime
 
@@ -389,10 +390,12 @@ async def test_a_full_disk_is_said_as_such(small_disk: Path) -> None:
     ],
 )
 def test_what_local_cannot_give_is_said_with_its_key(spec: dict[str, object]) -> None:
-    problems = LocalRuntime.problems(RuntimeSpec.parse({"backend": "local", **spec}))
+    problems = LocalRuntime.problems(RuntimeSpec.parse({"backend": "local", **spec}), Host())
     assert len(problems) == 1
     assert problems[0].startswith(next(iter(spec)))
 
 
 def test_a_plain_spec_has_no_problems() -> None:
-    assert LocalRuntime.problems(RuntimeSpec(backend="local", network="host", workdir="/polar/session/repo")) == []
+    assert (
+        LocalRuntime.problems(RuntimeSpec(backend="local", network="host", workdir="/polar/session/repo"), Host()) == []
+    )

@@ -9,8 +9,10 @@ from pathlib import Path
 from polarq.contracts.rollout import Boundary
 from polarq.contracts.sandbox import SandboxRecord
 from polarq.contracts.specs import PrepareAction, RuntimeSpec
+from polarq.contracts.task import Task
 from polarq.ledger import Claim
 from polarq.ledger.sandboxes import drop_sandbox, note_sandbox
+from polarq.topology import Node
 from polarq_worker.harnesses.base import sandbox_env
 from polarq_worker.kept_logs import keep_logs
 from polarq_worker.orphans import record_of
@@ -36,7 +38,7 @@ class Sandboxes:
     def spec(self) -> RuntimeSpec:
         """Raises `StageFailed` where neither the task nor the node names a runtime."""
         node = self._services.node
-        spec = self._claim.task.runtime or node.default_runtime
+        spec = with_runtime(self._claim.task, node).runtime
         if spec is None:
             text = f"the task names no runtime and node '{node.id}' has no default_runtime"
             raise failed(Boundary.TASK, "no_runtime", text)
@@ -48,7 +50,7 @@ class Sandboxes:
         name = f"{claim.rollout_id}-{claim.token}-{role}"
         root = self._services.rollouts_dir / name
         security = self._services.topology.security
-        runtime = create_runtime(spec, runtime_id=name, root=root, security=security)
+        runtime = create_runtime(spec, runtime_id=name, root=root, security=security, host=self._services.host)
         self.started.append(runtime)
         await self._note(runtime)
         await runtime.start()
@@ -58,7 +60,8 @@ class Sandboxes:
 
     def env(self, runtime: Runtime) -> dict[str, str]:
         """The environment of prepare and evaluation: no secret in it, and no model to be reached."""
-        return sandbox_env(self._claim.task, rollout_id=self._claim.rollout_id, layout=runtime.layout)
+        task = with_runtime(self._claim.task, self._services.node)
+        return sandbox_env(task, rollout_id=self._claim.rollout_id, layout=runtime.layout)
 
     async def stop(self, runtime: Runtime) -> None:
         """Raises `RuntimeFault`; the record of one that could not be stopped stays, for the worker's next start."""
@@ -79,3 +82,8 @@ class Sandboxes:
     async def keep_logs(self, runtime: Runtime) -> None:
         kept: Path = self._services.logs_dir / "rollouts" / f"{self._claim.rollout_id}-{self._claim.token}"
         await asyncio.to_thread(keep_logs, runtime.host_log_dir, kept / runtime.runtime_id)
+
+
+def with_runtime(task: Task, node: Node) -> Task:
+    """The task with the runtime that it has on this node: its own, or the node's; either one's environment counts."""
+    return task if task.runtime is not None else task.model_copy(update={"runtime": node.default_runtime})

@@ -12,6 +12,7 @@ from polarq.ledger.admission import Place
 from polarq.ledger.records import ActiveRollout
 from polarq.topology import Node, Topology
 from polarq_worker.patience import Patience
+from polarq_worker.runtimes.base import Host
 from polarq_worker.slots import Slots
 from polarq_worker.spool import Spool
 
@@ -37,6 +38,12 @@ class Services:
     """Tells whoever runs these rollouts that they have to stop; their leases' renewal tells them too, later."""
     ring: Callable[[Task, str], Awaitable[None]]
     """Publishes a doorbell for a rollout that was given back to the queue."""
+
+    @property
+    def host(self) -> Host:
+        """The machine, as sandboxes are started on it."""
+        folder = self.state_dir / "runtimes"
+        return Host(self.node.id, self.place.incarnation, folder, self.node.runtimes)
 
     @property
     def rollouts_dir(self) -> Path:

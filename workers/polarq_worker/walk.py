@@ -48,7 +48,7 @@ from polarq_worker.outcomes import (
     worth_scoring,
 )
 from polarq_worker.runtimes.base import Runtime
-from polarq_worker.sandboxes import Sandboxes
+from polarq_worker.sandboxes import Sandboxes, with_runtime
 from polarq_worker.services import Services
 from polarq_worker.stages import faults
 
@@ -74,7 +74,7 @@ class Walk:
     def __init__(self, claim: Claim, services: Services, lease: Lease) -> None:
         self.claim = claim
         self.services = services
-        self.task = claim.task
+        self.task = with_runtime(claim.task, services.node)
         self.budgets: StageBudgets = claim.task.budgets()
         self.timing: dict[str, float] = {"queue_s": claim.waited_s}
         self.lease = lease

@@ -12,25 +12,34 @@ from polarq import registry
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import InvalidTask, UnknownPlugin
 from polarq.topology.models import SecuritySection
-from polarq_worker.runtimes.base import Runtime
+from polarq_worker.runtimes.base import Host, Runtime
 
 
-def create_runtime(spec: RuntimeSpec, *, runtime_id: str, root: Path, security: SecuritySection) -> Runtime:
+def create_runtime(
+    spec: RuntimeSpec, *, runtime_id: str, root: Path, security: SecuritySection, host: Host | None = None
+) -> Runtime:
     """The sandbox, not started.
 
     Raises `UnknownPlugin` for a backend that is not there or not allowed, and `InvalidTask` for what the topology
     forbids or the backend cannot give: the task has to change, trying again does not help.
     """
+    host = host or Host()
+    found = runtime_class(spec, security)
+    problems = [*forbidden(spec, security), *found.problems(spec, host)]
+    if problems:
+        raise InvalidTask("runtime", problems)
+    return found(spec, runtime_id=runtime_id, root=root, host=host)
+
+
+def runtime_class(spec: RuntimeSpec, security: SecuritySection) -> type[Runtime]:
+    """The backend that the task names. Raises `UnknownPlugin`."""
     if spec.import_path is not None:
         found = registry.imported(spec.import_path, security.allowed_modules)
     else:
         found = registry.plugin("runtimes", spec.backend)
     if not issubclass(found, Runtime):
         raise UnknownPlugin(f"runtime '{spec.import_path or spec.backend}' is not a polarq runtime class")
-    problems = [*forbidden(spec, security), *found.problems(spec)]
-    if problems:
-        raise InvalidTask("runtime", problems)
-    return found(spec, runtime_id=runtime_id, root=root)
+    return found
 
 
 def forbidden(spec: RuntimeSpec, security: SecuritySection) -> list[str]:

@@ -25,7 +25,7 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
 from polarq_worker.runtimes import confined, strays
-from polarq_worker.runtimes.base import ExecResult, Runtime, SandboxLayout
+from polarq_worker.runtimes.base import ExecResult, Host, Runtime, SandboxLayout
 from polarq_worker.runtimes.capture import Capture
 from polarq_worker.runtimes.confined import Progress
 from polarq_worker.runtimes.folder import PrivateFolder, in_thread, write_private
@@ -48,9 +48,9 @@ HOST_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ")
 class LocalRuntime(Runtime):
     """See the module's text."""
 
-    def __init__(self, spec: RuntimeSpec, *, runtime_id: str, root: Path) -> None:
+    def __init__(self, spec: RuntimeSpec, *, runtime_id: str, root: Path, host: Host | None = None) -> None:
         self._folder = PrivateFolder(root, spec.workdir)
-        super().__init__(spec, runtime_id=runtime_id, root=self._folder.root)
+        super().__init__(spec, runtime_id=runtime_id, root=self._folder.root, host=host)
         self._tree: ProcessTree | None = None
         self._numbers = itertools.count(1)
         self._commands: set[Command] = set()
@@ -60,7 +60,7 @@ class LocalRuntime(Runtime):
         """A warden or keeper died unasked, so not all processes may be under one."""
 
     @classmethod
-    def problems(cls, spec: RuntimeSpec) -> list[str]:
+    def problems(cls, spec: RuntimeSpec, host: Host) -> list[str]:
         no = "the local runtime cannot"
         wishes: list[tuple[bool, str]] = [
             (bool(spec.image.strip()), f"image: {no} run an image; leave it out or choose another backend"),
@@ -69,6 +69,8 @@ class LocalRuntime(Runtime):
             (spec.storage_mb is not None, f"storage_mb: {no} limit storage"),
             (spec.gpus > 0, f"gpus: {no} reserve GPUs; programs see those of the node"),
             (not spec.allow_internet, f"allow_internet: {no} keep programs off the network"),
+            (spec.user is not None, f"user: {no} run as another user"),
+            (spec.max_processes is not None, f"max_processes: {no} limit processes"),
             (spec.network not in {None, "", "host"}, f"network: {no} join network '{spec.network}'; only 'host'"),
             (bool(spec.internet_volumes), f"internet_volumes: {no} mount; name host paths directly"),
             (spec.direct_exec_init_command is not None, "direct_exec_init_command: is for the apptainer runtime only"),
@@ -90,7 +92,7 @@ class LocalRuntime(Runtime):
     def workdir(self) -> str:
         return str(self._folder.workdir)
 
-    async def start(self) -> None:
+    async def start(self, *, snapshot: str | None = None, online: bool = True) -> None:
         bash = shutil.which("bash", path=self._environment()["PATH"])
         if bash is None:
             raise RuntimeFault("there is no bash on this node; install it")
@@ -100,16 +102,17 @@ class LocalRuntime(Runtime):
         await self._tree.start()
         self._lost = ""
 
-    async def exec(
+    async def _exec(
         self,
         command: str | Sequence[str],
         *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+        stdin: bytes | None,
         timeout_s: float,
-        log: str | None = None,
-        max_output_bytes: int = 1 << 20,
+        log: str | None,
+        max_output_bytes: int,
     ) -> ExecResult:
         begun = time.monotonic()
         if not self._lost and not self.root.is_dir():
