@@ -12,8 +12,9 @@ from redis.asyncio import Redis
 from polarq.contracts.node import NodeHealth
 from polarq.errors import NotPaused
 from polarq.ledger.keys import Keys
-from polarq.store.pauses import Pause, PauseAck, RunAck, acknowledge, read_acks, read_pause, set_pause, withdraw
+from polarq.store.pauses import Pause, PauseAck, RunAck, acknowledge, withdraw
 from tests.http.rig import Rig, a_task
+from tests.pauses import read_acks, read_pause, set_pause
 
 POLAR_NODE_KEYS = {
     "node_id",
