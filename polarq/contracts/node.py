@@ -26,7 +26,16 @@ class NodeHealth(Contract):
 
     proxy: bool | None = None
     inference: bool | None = None
+    disk: bool | None = None
+    """Whether its state folder has room for another rollout."""
     message: str = ""
+
+    @property
+    def unusable(self) -> str | None:
+        """Why nothing new makes sense on this node, a few words; None: nothing speaks against it."""
+        if self.inference is False:
+            return "has no usable inference"
+        return "has no room on its disk" if self.disk is False else None
 
 
 class NodeRecord(Contract):

@@ -289,6 +289,12 @@ class Node(Contract):
     ready_buffer: int | None = Field(
         None, ge=0, le=4096, description="Prepared sandboxes that may wait for a run slot; blank: max_run_workers."
     )
+    min_free_disk_mb: int = Field(
+        256,
+        ge=0,
+        description="With less room than this in its state folder a node takes nothing new until there is more; 0: it "
+        "takes all, and what does not fit fails.",
+    )
     default_runtime: RuntimeSpec | None = Field(None, description="Runtime of tasks that name none.")
     runtimes: RuntimesSection = Field(RuntimesSection(), description="The node's sandboxes.")
     model_pool: list[PoolModel] = Field([], description="Frozen models beside the policy, asked for by alias.")

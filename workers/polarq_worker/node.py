@@ -124,7 +124,7 @@ class NodeService:
         self._renewal = Renewal(self.engine, self.topology.gateway.lease_s)
         await self._take_place(self.presence.alive_s)
         await self._clear_leftovers()
-        await self.presence.look_at_proxy()
+        await self.presence.look_around()
         await self.presence.clock.ask(self.ledger)
         await self.presence.announce()
         await self.limits.publish()
@@ -296,5 +296,5 @@ class NodeService:
 
     async def _beat(self) -> None:
         await asyncio.to_thread(self.incarnation.beat)
-        await self.presence.look_at_proxy()
+        await self.presence.look_around()
         await self.looks.look()
