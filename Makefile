@@ -7,7 +7,7 @@
 #                        CHECKPOINT=... the folder of its model, for comparing log-probabilities (needs transformers)
 #   make fuzz            looks for what breaks the proxy, FUZZ_S seconds long (60), with atheris where it can be installed
 #   make chaos           kills and restarts workers, proxies and Redis, sets clocks and fails callbacks, under load for
-#                        CHAOS_S seconds (300), then proves that nothing was lost or counted twice; ARGS="--seed 7"
+#                        CHAOS_S seconds (200), then proves that nothing was lost or counted twice; ARGS="--seed 7"
 #                        repeats a run's choices
 #   make lint            ruff, mypy (strict, tests too), import contracts
 #   make lock            writes constraints.txt anew
@@ -24,7 +24,7 @@ URL ?=
 MODEL ?=
 CHECKPOINT ?=
 FUZZ_S ?= 60
-CHAOS_S ?= 300
+CHAOS_S ?= 200
 
 BIN := $(VENV)/bin
 # Byte-code is made at install, by all cores: the first start is as fast as the second, also where
