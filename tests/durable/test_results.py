@@ -307,4 +307,4 @@ async def test_thousands_of_rollouts_are_awaited_over_one_connection_that_is_cut
                     most = max(most, len(looking.client_list()))
             await ending
     assert sorted(got) == sorted(rollouts)
-    assert most <= 3  # whoever ends them, whoever looks, and the stream
+    assert most <= 6  # whoever ends them, whoever looks, and the stream: each with one that was just killed beside it

@@ -204,7 +204,8 @@ def test_a_full_disk_is_said_as_such_and_the_node_goes_on(small_disk: Path, tmp_
     big = tmp_path / "big"
     big.write_bytes(bytes(8 << 20))
     upload = {"type": "upload_file", "source": str(big), "target": "/polar/session/big"}
-    with LocalStack(tmp_path, scenario=str(scenario), env={"POLARQ_STATE_DIR": str(small_disk)}) as own:
+    env = {"POLARQ_STATE_DIR": str(small_disk)}
+    with LocalStack(tmp_path, scenario=str(scenario), nodes={"node0": {"min_free_disk_mb": 0}}, env=env) as own:
         runtime = {"backend": "local", "prepare": [upload]}
         result = run(own, shell_task("full-upload", "true", runtime=runtime))
         assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.PREPARE)
