@@ -66,6 +66,20 @@ class Result(Protocol):
     def message(self) -> str: ...
 
 
+class RefusedEntry(Protocol):
+    @property
+    def path(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+class Folder(Protocol):
+    """What came with a folder."""
+
+    @property
+    def refused(self) -> Sequence[RefusedEntry]: ...
+
+
 class Sandbox(Protocol):
     """`polarq_worker.runtimes.base.Runtime`, as far as its tests need it."""
 
@@ -88,7 +102,7 @@ class Sandbox(Protocol):
     async def put_dir(self, source: Path, target: str) -> None: ...
     async def put_bytes(self, data: bytes, target: str, mode: int = 0o644) -> None: ...
     async def get_file(self, source: str, target: Path, max_bytes: int) -> None: ...
-    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> None: ...
+    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> Folder: ...
     async def stop(self) -> None: ...
 
 
@@ -307,11 +321,29 @@ class TransferContract:
         result = await runtime.exec("cd data && find . | sort && cat sub/new && readlink link", timeout_s=LONG_S)
         assert result.stdout_text.split() == [".", "./link", "./sub", "./sub/new", "newsub"]
 
-    async def test_a_folder_comes_out_without_its_links(self, runtime: Sandbox, tmp_path: Path) -> None:
-        script = "mkdir -p out/sub; echo a > out/sub/a; ln -s /etc/passwd out/passwd; ln -s / out/root; mkfifo out/pipe"
+    async def test_a_folder_comes_out_without_what_leads_out_of_it(self, runtime: Sandbox, tmp_path: Path) -> None:
+        script = """mkdir -p out/sub; echo a > out/sub/a; chmod 4755 out/sub/a; mkfifo out/pipe; mkdir -p out/sub/deep
+            ln -s /etc/passwd out/passwd; ln -s / out/root; ln -s ../../x out/sub/up; ln -s sub/../../x out/round
+            ln -s sub/a out/link; ln -s ../a out/sub/deep/back"""
         await runtime.exec(script, timeout_s=LONG_S)
-        await runtime.get_dir("out", tmp_path / "got", max_bytes=1000, max_files=10)
-        assert sorted(str(p.relative_to(tmp_path / "got")) for p in (tmp_path / "got").rglob("*")) == ["sub", "sub/a"]
+        fetched = await runtime.get_dir("out", tmp_path / "got", max_bytes=1000, max_files=20)
+        got = {str(path.relative_to(tmp_path / "got")): path for path in (tmp_path / "got").rglob("*")}
+        assert sorted(got) == ["link", "sub", "sub/a", "sub/deep", "sub/deep/back"]
+        assert got["link"].is_symlink()
+        assert got["sub/deep/back"].read_text() == "a\n"
+        assert got["sub/a"].stat().st_mode & 0o7777 == 0o755
+        refused = {entry.path: entry.reason for entry in fetched.refused}
+        assert set(refused) == {"passwd", "root", "sub/up", "round", "pipe"}
+        assert all(refused.values())
+
+    async def test_a_file_that_does_not_fit_costs_no_other(self, runtime: Sandbox, tmp_path: Path) -> None:
+        script = (
+            "mkdir out; echo a > out/a; truncate -s 1T out/sparse; head -c 5000 /dev/zero > out/big; touch out/z"
+        )
+        await runtime.exec(script, timeout_s=LONG_S)
+        fetched = await runtime.get_dir("out", tmp_path / "got", max_bytes=1000, max_files=20)
+        assert sorted(path.name for path in (tmp_path / "got").iterdir()) == ["a", "z"]
+        assert sorted(entry.path for entry in fetched.refused) == ["big", "sparse"]
 
     async def test_what_is_fetched_is_limited(self, runtime: Sandbox, tmp_path: Path) -> None:
         await runtime.exec("mkdir out; head -c 5000 /dev/zero > out/big; touch out/{1..30}", timeout_s=LONG_S)

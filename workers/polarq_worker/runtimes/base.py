@@ -18,6 +18,7 @@ from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
 from polarq.topology.runtimes import RuntimesSection
 from polarq_worker.runtimes.exec_times import ExecTimes
+from polarq_worker.runtimes.fetched import Fetched
 
 SESSION_DIR = "/polar/session"
 """Where a session lies in a sandbox. `local` has no file system of its own and maps it into the rollout's folder."""
@@ -312,8 +313,10 @@ class Runtime(abc.ABC):
         """Fetches a regular file. Raises `RuntimeFault` when it is missing, something else, or larger."""
 
     @abc.abstractmethod
-    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> None:
-        """Fetches a folder's regular files; links and special files are left out. Raises `RuntimeFault`."""
+    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> Fetched:
+        """Fetches a folder: regular files (never setuid), folders, and links that stay inside. What else is in it, and
+        a file beyond `max_bytes`, is left out and named in the answer. Raises `RuntimeFault`; beyond `max_files`
+        entries `TooMany`, with whole files in `target` as far as it got."""
 
     @abc.abstractmethod
     async def stop(self) -> None:

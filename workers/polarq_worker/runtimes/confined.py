@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from polarq.errors import RuntimeFault
+from polarq_worker.runtimes.fetched import MAX_DEPTH, Fetched, TooLarge, TooMany, kind_of, stays_inside
 
 CHUNK = 1 << 20
-Transfer = Callable[..., None]
+Transfer = Callable[..., object]
 """One of this module's functions: (base, parts, ...)."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -49,9 +50,9 @@ class Progress:
         if self._stop.is_set():
             raise Stopped
         if self.max_bytes is not None and self.bytes > self.max_bytes:
-            raise RuntimeFault(f"larger than the {self.max_bytes} bytes that may be fetched")
+            raise TooLarge(f"larger than the {self.max_bytes} bytes that may be fetched")
         if self.max_files is not None and self.files > self.max_files:
-            raise RuntimeFault(f"more than the {self.max_files} files that may be fetched")
+            raise TooMany(f"more than the {self.max_files} files that may be fetched")
 
 
 def parts_of(path: str) -> list[str]:
@@ -105,10 +106,15 @@ def get_file(base: Path, parts: list[str], target: Path, progress: Progress) -> 
             out.write(data)
 
 
-def get_dir(base: Path, parts: list[str], target: Path, progress: Progress) -> None:
-    """Copies a folder out. Links and special files are left out: what they name is not the sandbox's to give."""
+def get_dir(base: Path, parts: list[str], target: Path, progress: Progress) -> Fetched:
+    """Copies a folder out: its files, its folders, and the links that stay inside; what else is there is refused.
+
+    Raises `TooMany` beyond `progress.max_files` entries; what was copied until then is whole, and stays.
+    """
+    fetched = Fetched()
     with _folder(base, parts, create=False) as source:
-        _take(source, target, progress)
+        _take(source, target, progress, fetched, "", 0)
+    return fetched
 
 
 @contextlib.contextmanager
@@ -210,25 +216,70 @@ def _copy_in(target: int, entry: os.DirEntry[str], progress: Progress) -> None:
         os.fchmod(out, mode)
 
 
-def _take(source: int, target: Path, progress: Progress) -> None:
+def _take(source: int, target: Path, progress: Progress, fetched: Fetched, above: str, depth: int) -> None:
     target.mkdir(parents=True, exist_ok=True)
     with os.scandir(source) as entries:
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                progress.count(files=1)
-                with _opened(entry.name, FOLDER, source) as inner:
-                    _take(inner, target / entry.name, progress)
-            elif entry.is_file(follow_symlinks=False):
-                progress.count(files=1)
-                with _regular(entry.name, source) as file:
-                    _copy_out(file, target / entry.name, progress)
+            path = f"{above}{entry.name}"
+            progress.count(files=1)
+            try:
+                _take_one(entry, source, target / entry.name, progress, fetched, path, depth)
+            except (Stopped, TooMany):
+                raise
+            except RuntimeFault as exc:
+                fetched.refuse(path, str(exc))
+            except OSError as exc:
+                # Among others a folder that became a link, or a file that went, since it was listed.
+                fetched.refuse(path, exc.strerror or str(exc))
 
 
-def _copy_out(source: int, target: Path, progress: Progress) -> None:
-    with target.open("wb") as out:
-        while data := os.read(source, CHUNK):
-            progress.count(size=len(data))
-            out.write(data)
+def _take_one(
+    entry: os.DirEntry[str],
+    source: int,
+    target: Path,
+    progress: Progress,
+    fetched: Fetched,
+    path: str,
+    depth: int,
+) -> None:
+    mode = entry.stat(follow_symlinks=False).st_mode
+    if stat.S_ISLNK(mode):
+        leads_to = os.readlink(entry.name, dir_fd=source)
+        if stays_inside(leads_to, depth):
+            target.symlink_to(leads_to)
+        else:
+            fetched.refuse(path, "a link that leads out of the folder")
+    elif stat.S_ISDIR(mode) and depth >= MAX_DEPTH:
+        fetched.refuse(path, f"deeper than {MAX_DEPTH} folders")
+    elif stat.S_ISDIR(mode):
+        with _opened(entry.name, FOLDER, source) as inner:
+            _take(inner, target, progress, fetched, f"{path}/", depth + 1)
+    elif stat.S_ISREG(mode):
+        with _regular(entry.name, source) as file:
+            fetched.bytes += _copy_out(file, target, progress)
+        fetched.files += 1
+    else:
+        fetched.refuse(path, kind_of(mode))
+
+
+def _copy_out(source: int, target: Path, progress: Progress) -> int:
+    """Bytes copied. A file that is too large, now or by growing, leaves nothing and counts for nothing."""
+    found = os.fstat(source)
+    before = progress.bytes
+    # A hole in a file costs whoever reads the copy as much as data: it counts.
+    if progress.max_bytes is not None and before + found.st_size > progress.max_bytes:
+        raise TooLarge(f"{found.st_size} bytes, and {progress.max_bytes - before} more may be fetched")
+    try:
+        with target.open("xb") as out:
+            while data := os.read(source, CHUNK):
+                progress.count(size=len(data))
+                out.write(data)
+            os.fchmod(out.fileno(), stat.S_IMODE(found.st_mode) & 0o755 | 0o600)
+    except BaseException:
+        progress.bytes = before
+        target.unlink(missing_ok=True)
+        raise
+    return progress.bytes - before
 
 
 def _remove(name: str, folder: int) -> None:

@@ -68,19 +68,19 @@ class PrivateFolder:
         raise RuntimeFault(f"'{path}' is outside the sandbox; use a path below {SESSION_DIR}{named}")
 
     async def transfer(
-        self, what: str, progress: confined.Progress, function: Callable[..., None], path: str, *args: Any
-    ) -> None:
+        self, what: str, progress: confined.Progress, function: Callable[..., Any], path: str, *args: Any
+    ) -> Any:
         """Runs one of `confined`'s functions in a thread. When cancelled it stops, and only then lets go."""
         base, parts = self.place(path)
         work = asyncio.ensure_future(in_thread(function, base, parts, *args))
         try:
-            await asyncio.shield(work)
+            return await asyncio.shield(work)
         except asyncio.CancelledError:
             progress.stop()
             await uninterrupted(_settled(work))
             raise
         except RuntimeFault as exc:
-            raise RuntimeFault(f"{what} {path}: {exc}") from None
+            raise type(exc)(f"{what} {path}: {exc}") from None
         except OSError as exc:
             raise RuntimeFault(cannot(f"{what} {path}", exc)) from exc
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePath
+from typing import Any
 
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
@@ -28,6 +29,7 @@ from polarq_worker.runtimes import confined, strays
 from polarq_worker.runtimes.base import ExecResult, Host, Runtime, SandboxLayout
 from polarq_worker.runtimes.capture import Capture
 from polarq_worker.runtimes.confined import Progress
+from polarq_worker.runtimes.fetched import Fetched
 from polarq_worker.runtimes.folder import PrivateFolder, in_thread, write_private
 from polarq_worker.runtimes.processes import (
     Command,
@@ -176,9 +178,10 @@ class LocalRuntime(Runtime):
         progress = Progress(max_bytes=max_bytes)
         await self._transfer("fetch", progress, confined.get_file, source, target, progress)
 
-    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> None:
+    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> Fetched:
         progress = Progress(max_bytes=max_bytes, max_files=max_files)
-        await self._transfer("fetch", progress, confined.get_dir, source, target, progress)
+        fetched: Fetched = await self._transfer("fetch", progress, confined.get_dir, source, target, progress)
+        return fetched
 
     async def stop(self) -> None:
         self._lost = self._lost or "it was stopped"
@@ -308,7 +311,7 @@ class LocalRuntime(Runtime):
 
     async def _transfer(
         self, what: str, progress: Progress, function: confined.Transfer, path: str, *args: object
-    ) -> None:
+    ) -> Any:
         if self._lost:
             raise RuntimeFault(f"{what} {path}: the sandbox was lost: {self._lost}")
-        await self._folder.transfer(what, progress, function, path, *args)
+        return await self._folder.transfer(what, progress, function, path, *args)
