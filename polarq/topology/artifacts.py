@@ -16,8 +16,8 @@ class ArtifactsSection(Contract):
 
     place: NonEmpty | None = Field(
         None,
-        description="Folder, or fsspec address (s3://..., needs polarq[archive]), where they are put; blank: the folder "
-        "artifacts in each node's state folder, on its own machine.",
+        description="Folder, or fsspec address (s3://..., needs polarq[archive]), where they are put; blank: the "
+        "folder artifacts in each node's state folder, on its own machine.",
     )
     max_bytes: int = Field(1 << 30, gt=0, description="Bytes of one rollout's files, all together.")
     max_bytes_each: int = Field(256 << 20, gt=0, description="Bytes of one file, or of one folder with all in it.")
