@@ -24,6 +24,8 @@ from polarq_worker.runtimes.fetched import MAX_DEPTH, Fetched, TooLarge, TooMany
 CHUNK = 1 << 20
 Transfer = Callable[..., object]
 """One of this module's functions: (base, parts, ...)."""
+Base = Path | int
+"""The folder that is not left: its path, or an open descriptor of it."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -63,12 +65,12 @@ def parts_of(path: str) -> list[str]:
     return parts
 
 
-def put_bytes(base: Path, parts: list[str], data: bytes, mode: int) -> None:
+def put_bytes(base: Base, parts: list[str], data: bytes, mode: int) -> None:
     with _parent(base, parts, create=True) as (folder, name), _replacing(folder, name, mode) as target:
         _write_all(target, data)
 
 
-def put_file(base: Path, parts: list[str], source: Path, progress: Progress) -> None:
+def put_file(base: Base, parts: list[str], source: Path, progress: Progress) -> None:
     with source.open("rb") as file, _parent(base, parts, create=True) as (folder, name):
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o777
         with _replacing(folder, name, mode) as target:
@@ -77,7 +79,7 @@ def put_file(base: Path, parts: list[str], source: Path, progress: Progress) -> 
                 _write_all(target, data)
 
 
-def put_dir(base: Path, parts: list[str], source: Path, progress: Progress) -> None:
+def put_dir(base: Base, parts: list[str], source: Path, progress: Progress) -> None:
     """Copies a folder of the host. An existing target is replaced as a whole, never merged into."""
     if not parts:
         raise RuntimeFault("the sandbox's own folder cannot be replaced; upload into a folder below it")
@@ -95,7 +97,7 @@ def put_dir(base: Path, parts: list[str], source: Path, progress: Progress) -> N
             raise
 
 
-def get_file(base: Path, parts: list[str], target: Path, progress: Progress) -> None:
+def get_file(base: Base, parts: list[str], target: Path, progress: Progress) -> None:
     with (
         _parent(base, parts, create=False) as (folder, name),
         _regular(name, folder) as source,
@@ -106,7 +108,7 @@ def get_file(base: Path, parts: list[str], target: Path, progress: Progress) -> 
             out.write(data)
 
 
-def get_dir(base: Path, parts: list[str], target: Path, progress: Progress) -> Fetched:
+def get_dir(base: Base, parts: list[str], target: Path, progress: Progress) -> Fetched:
     """Copies a folder out: its files, its folders, and the links that stay inside; what else is there is refused.
 
     Raises `TooMany` beyond `progress.max_files` entries; what was copied until then is whole, and stays.
@@ -118,8 +120,8 @@ def get_dir(base: Path, parts: list[str], target: Path, progress: Progress) -> F
 
 
 @contextlib.contextmanager
-def _folder(base: Path, parts: list[str], *, create: bool) -> Iterator[int]:
-    handle = os.open(base, FOLDER)
+def _folder(base: Base, parts: list[str], *, create: bool) -> Iterator[int]:
+    handle = os.open(base, FOLDER) if isinstance(base, Path) else os.dup(base)
     try:
         for done, part in enumerate(parts):
             if create:
@@ -140,7 +142,7 @@ def _folder(base: Path, parts: list[str], *, create: bool) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _parent(base: Path, parts: list[str], *, create: bool) -> Iterator[tuple[int, str]]:
+def _parent(base: Base, parts: list[str], *, create: bool) -> Iterator[tuple[int, str]]:
     if not parts:
         raise RuntimeFault("names the sandbox's own folder, not something in it")
     with _folder(base, parts[:-1], create=create) as handle:

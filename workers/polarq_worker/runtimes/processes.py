@@ -225,9 +225,18 @@ class ProcessTree:
         except WardenLost:
             raise RuntimeFault(f"the sandbox's first process ended at once: {self.last_words()}") from None
 
-    async def run(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], fds: Descriptors) -> Command:
-        """Hands a command to the warden. Raises `WardenLost`; the descriptors are closed in any case."""
-        body = json.dumps({"argv": list(argv), "cwd": cwd, "env": dict(env)}).encode()
+    async def run(
+        self,
+        argv: Sequence[str],
+        cwd: str,
+        env: Mapping[str, str],
+        fds: Descriptors,
+        ids: Sequence[int] | None = None,
+    ) -> Command:
+        """Hands a command to the warden. `ids`: user, group and other groups that it runs as, None: the warden's own.
+        Raises `WardenLost`; the descriptors are closed in any case."""
+        as_user = {} if ids is None else {"ids": list(ids)}
+        body = json.dumps({"argv": list(argv), "cwd": cwd, "env": dict(env), **as_user}).encode()
         ours, theirs = socket.socketpair()
         try:
             await uninterrupted(self._in_thread(self._send, body, fds, theirs))

@@ -8,7 +8,8 @@ warden says what goes wrong) it forks a warden, ready made, which takes a tenth 
 It ends when the worker closes its socket. A warden needs it no more, and is nobody's child once it is gone.
 
 To a warden the worker sends one request a command: eight bytes of length with four descriptors attached (stdin,
-stdout, stderr, and the command's control socket), then a JSON body {argv, cwd, env}. For each the warden forks a
+stdout, stderr, and the command's control socket), then a JSON body {argv, cwd, env, and ids (user, group, its other
+groups) where it is to run as somebody else}. For each the warden forks a
 keeper, and the keeper forks the command. Both are child subreapers (prctl), so a process that daemonises, calls setsid
 or empties its environment is handed to its keeper by the kernel and cannot leave the tree. Having no child left
 (ECHILD) therefore proves that nothing of the command lives, which no scan of /proc can.
@@ -185,6 +186,13 @@ def _become(request: dict[str, object], fds: tuple[int, int, int], failure: int)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        ids = request.get("ids")
+        if isinstance(ids, list):
+            stage = "user"
+            uid, gid, *others = ids
+            os.setgroups(others)
+            os.setgid(gid)
+            os.setuid(uid)
         stage = "chdir"
         os.chdir(str(request["cwd"]))
         stage = "exec"
