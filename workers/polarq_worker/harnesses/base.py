@@ -1,7 +1,7 @@
 """What a harness (an agent program) is to the worker: steps to run, with something to do before and after.
 
-A harness runs unmodified. A preset writes its configuration and its command line, and installs nothing: that is the
-task's `runtime.prepare`, or the node's.
+A harness runs unmodified. A preset writes its configuration and its command line; what it installs is part of the
+sandbox's recipe (`Harness.recipe`), so that a node does it once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from polarq.contracts.rollout import ExecKind, HarnessReport, StepReport
-from polarq.contracts.specs import AgentSpec
+from polarq.contracts.specs import AgentSpec, PrepareAction
 from polarq.contracts.task import Task
 from polarq.errors import PolarqError
-from polarq_worker.harnesses.environment import harness_env, sandbox_env
+from polarq_worker.harnesses.environment import harness_env, prepare_env, sandbox_env
 from polarq_worker.runtimes.base import Runtime, SandboxLayout
 
-__all__ = ["Harness", "HarnessContext", "HarnessStep", "harness_env", "run_harness", "sandbox_env"]
+__all__ = ["Harness", "HarnessContext", "HarnessStep", "harness_env", "prepare_env", "run_harness", "sandbox_env"]
 
 log = logging.getLogger("polarq.worker.harness")
 
@@ -63,6 +63,11 @@ class Harness(abc.ABC):
 
     def __init__(self, spec: AgentSpec) -> None:
         self.spec = spec
+
+    def recipe(self) -> Sequence[PrepareAction]:
+        """What of the program itself a sandbox needs, carried out before the task's own `prepare` and kept with it: the
+        same for every rollout with this agent spec."""
+        return ()
 
     async def setup(self, runtime: Runtime, context: HarnessContext) -> None:  # noqa: B027  (nothing to set up)
         """Writes configuration and looks whether the program is there. Raises `HarnessFault` or `RuntimeFault`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
+from polarq.contracts.specs import RuntimeSpec
 from polarq.contracts.task import Task
 from polarq_worker.runtimes.base import SandboxLayout
 
@@ -43,11 +44,16 @@ def harness_env(task: Task, *, rollout_id: str, base_url: str, api_key: str, lay
 
 
 def sandbox_env(task: Task, *, rollout_id: str, layout: SandboxLayout) -> dict[str, str]:
-    """The variables of prepare actions and of evaluation: the session's, then `runtime.env`. No model, no secret."""
+    """The variables of evaluation: the session's, then `runtime.env`. No model, no secret."""
     runtime_env = task.runtime.env if task.runtime is not None else {}
     env = {**session_env(task, rollout_id=rollout_id, layout=layout), **runtime_env}
     env.update(_no_proxy([runtime_env], None))
     return env
+
+
+def prepare_env(spec: RuntimeSpec, layout: SandboxLayout) -> dict[str, str]:
+    """The variables of prepare actions. They name no rollout: what is prepared serves any of the same recipe."""
+    return {**layout_env(layout), **spec.env, **_no_proxy([spec.env], None)}
 
 
 def step_env(own: Mapping[str, str], harness: Mapping[str, str]) -> dict[str, str]:
@@ -62,6 +68,12 @@ def session_env(task: Task, *, rollout_id: str, layout: SandboxLayout) -> dict[s
     return {
         "SESSION_ID": rollout_id,
         "TASK_ID": task.task_id,
+        **layout_env(layout),
+    }
+
+
+def layout_env(layout: SandboxLayout) -> dict[str, str]:
+    return {
         "SESSION_DIR": layout.session_dir,
         "ARTIFACTS_DIR": layout.artifacts_dir,
         "LOGS_DIR": layout.logs_dir,

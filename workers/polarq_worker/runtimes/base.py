@@ -164,6 +164,12 @@ class Runtime(abc.ABC):
         """Whether `snapshot` works, and `start` from one."""
         return False
 
+    @classmethod
+    async def resolve_image(cls, spec: RuntimeSpec, host: Host) -> str:
+        """What the image's name stands for here and now: a digest, for which the image is brought to the machine where
+        `start` would do that. Empty: nothing better than its name is known. Raises `RuntimeFault`."""
+        return ""
+
     @property
     def isolation(self) -> str:
         """What keeps it apart from the machine, a few words for the record: `bubblewrap`, `container`, `none`."""

@@ -24,11 +24,16 @@ def create_runtime(
     forbids or the backend cannot give: the task has to change, trying again does not help.
     """
     host = host or Host()
+    return usable_class(spec, security, host)(spec, runtime_id=runtime_id, root=root, host=host)
+
+
+def usable_class(spec: RuntimeSpec, security: SecuritySection, host: Host) -> type[Runtime]:
+    """The backend that the task names, when the task may have all that it asks of it. Raises as `create_runtime`."""
     found = runtime_class(spec, security)
     problems = [*forbidden(spec, security), *found.problems(spec, host)]
     if problems:
         raise InvalidTask("runtime", problems)
-    return found(spec, runtime_id=runtime_id, root=root, host=host)
+    return found
 
 
 def runtime_class(spec: RuntimeSpec, security: SecuritySection) -> type[Runtime]:
