@@ -18,7 +18,7 @@ from polarq.contracts.rollout import ExecKind, HarnessReport, StepReport
 from polarq.contracts.specs import AgentSpec, PrepareAction
 from polarq.contracts.task import Task
 from polarq.errors import PolarqError
-from polarq_worker.harnesses.environment import harness_env, prepare_env, sandbox_env
+from polarq_worker.harnesses.environment import OPEN, WayOut, harness_env, prepare_env, sandbox_env
 from polarq_worker.runtimes.base import Runtime, SandboxLayout
 
 __all__ = ["Harness", "HarnessContext", "HarnessStep", "harness_env", "prepare_env", "run_harness", "sandbox_env"]
@@ -44,6 +44,7 @@ class HarnessContext:
     api_key: str
     layout: SandboxLayout
     env: Mapping[str, str]
+    way_out: WayOut = OPEN
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class MiniSweAgentHarness(Harness):
             "wall_time_limit_seconds": wanted.wall_time_limit_s,
             "max_consecutive_format_errors": wanted.max_consecutive_format_errors,
         }
-        environment = {"timeout": wanted.command_timeout_s, "env": wanted.command_env or None}
+        environment = {"timeout": wanted.command_timeout_s, "env": context.way_out.stripped(wanted.command_env) or None}
         model = {"model_kwargs": wanted.model_kwargs or None, "model_class": wanted.model_class}
         sections = {"agent": _given(agent), "environment": _given(environment), "model": _given(model)}
         head = yaml.safe_dump({key: section for key, section in sections.items() if section}, allow_unicode=False)
