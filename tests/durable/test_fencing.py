@@ -22,6 +22,7 @@ from polarq_worker.services import Services
 from polarq_worker.slots import Slots
 from polarq_worker.spool import Spool
 from polarq_worker.walk import Walk
+from polarq_worker.warm.parts import Warm
 from polarq_worker.work import place_of
 from tests.worker.conftest import shell_task
 
@@ -42,13 +43,15 @@ def services(ledger: AsyncLedger, home: Path) -> Services:
     topology = Topology()
     node = topology.resolve(topology.gateway.nodes[0].id)
     (home / "rollouts").mkdir(parents=True)
+    patience = Patience()
     return Services(
         topology=topology,
         node=node,
         place=place_of(node, topology),
         ledger=ledger,
         slots=Slots(prepare=1, ready=1, run=1, post=1),
-        patience=Patience(),
+        warm=Warm.of(topology, node, "", ledger, patience, home),
+        patience=patience,
         spool=Spool(home / "spool", 60),
         state_dir=home,
         proxy_there=lambda: asyncio.sleep(0),

@@ -35,6 +35,9 @@ from polarq_worker.slots import Slots
 from polarq_worker.spool import Spool, commit_leftovers
 from polarq_worker.telling import Telling
 from polarq_worker.upkeep import Upkeep
+from polarq_worker.warm.ahead import LookAhead
+from polarq_worker.warm.parts import Warm
+from polarq_worker.warm.sweeping import Sweeper
 from polarq_worker.work import WorkSeeker, place_of
 
 if TYPE_CHECKING:
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polarq.worker.node")
 
+_LOOK_AHEAD_S = 0.5
+"""Between two looks at what will be asked for. Most find nothing that was not known."""
 _LAST_WORDS_S = 20.0
 """How long a leaving worker tries to tell the ledger what it gives back."""
 
@@ -91,6 +96,7 @@ class NodeService:
         )
         self.limits = Limits(self.ledger, self.topology, node.id)
         place = replace(place_of(node, self.topology, self.incarnation.id), runs=self.limits.runs)
+        self.warm = Warm.of(self.topology, node, self.incarnation.id, self.ledger, self.patience, self.state_dir)
         self.engine = Engine(
             Services(
                 topology=self.topology,
@@ -98,6 +104,7 @@ class NodeService:
                 place=place,
                 ledger=self.ledger,
                 slots=slots,
+                warm=self.warm,
                 patience=self.patience,
                 spool=self.spool,
                 state_dir=self.state_dir,
@@ -120,6 +127,16 @@ class NodeService:
             capacity=lambda: self.capacity,
             in_flight=lambda: self.pool.in_flight,
         )
+        self.look_ahead = LookAhead(
+            self.ledger,
+            self.topology,
+            node,
+            place,
+            self.warm.recipes,
+            self.warm.pool,
+            takes_work=lambda: self.capacity > 0,
+        )
+        self.sweeper = Sweeper(self.warm.maker, self.ledger, alone=self._alone)
         self.looks = Looks(self.presence, self.work, self.pool)
         self._renewal = Renewal(self.engine, self.topology.gateway.lease_s)
         await self._take_place(self.presence.alive_s)
@@ -154,6 +171,7 @@ class NodeService:
             asyncio.create_task(every(period_s, self.limits.step), name="limits"),
         ]
         loops.append(asyncio.create_task(every(self.topology.gateway.lease_s, self._stop_orphans), name="orphans"))
+        loops.append(asyncio.create_task(every(_LOOK_AHEAD_S, self._look_ahead), name="look ahead"))
         if upkeep.archives:
             loops.append(asyncio.create_task(every(period_s, upkeep.archive_step), name="archive"))
         return loops
@@ -165,6 +183,7 @@ class NodeService:
         """What a killed worker of this node left: results it had finished are committed, sandboxes removed."""
         dead = {one.incarnation for one in self._others.dead}
         await Orphans(self.ledger, self.topology).stop_own(self.node.id, self.incarnation.id, dead)
+        await self.sweeper.at_start()
         if self._others.living:
             log.warning("another worker of this node lives in %s; what lies there is left to it", self.state_dir)
             return
@@ -175,9 +194,20 @@ class NodeService:
         for task_id in await commit_leftovers(self.spool, self.ledger, self.topology.gateway.lease_s):
             await asyncio.to_thread(self.telling.tell, task_id)
 
+    def _alone(self) -> bool:
+        return not self._others.living and not self.presence.superseded
+
+    async def _look_ahead(self) -> None:
+        if self.engine.stopping:
+            self.warm.pool.tidy(all_of_it=True)
+        else:
+            await self.look_ahead.step()
+
     async def _stop_orphans(self) -> None:
-        """What was left by a worker of this node of which it was not known at the start that it is dead."""
+        """What was left by a worker of this node of which it was not known at the start that it is dead, and what is in
+        nobody's record."""
         await self.reaper.orphans.stop_own(self.node.id, self.incarnation.id)
+        await self.sweeper.step()
 
     async def _proxy_there(self) -> None:
         # One that somebody else runs is watched by whoever runs it.
@@ -220,6 +250,13 @@ class NodeService:
             loop.cancel()
         await self.telling.aclose()
         self.watch.stop()
+        # What the ledger does not take now, the next start sees.
+        self.patience.over = True
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self.warm.pool.aclose()
+        except TimeoutError:
+            log.error("not all sandboxes that waited were stopped within %g s", _LAST_WORDS_S)
         if self.proxy is not None:
             await self.proxy.stop()
         await self.presence.depart()

@@ -15,6 +15,7 @@ from polarq_worker.patience import Patience
 from polarq_worker.runtimes.base import Host
 from polarq_worker.slots import Slots
 from polarq_worker.spool import Spool
+from polarq_worker.warm.parts import Warm
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Services:
     """The node, as work is chosen for it."""
     ledger: AsyncLedger
     slots: Slots
+    warm: Warm
+    """Sandboxes, made ahead and kept."""
     patience: Patience
     spool: Spool
     state_dir: Path
@@ -42,8 +45,7 @@ class Services:
     @property
     def host(self) -> Host:
         """The machine, as sandboxes are started on it."""
-        folder = self.state_dir / "runtimes"
-        return Host(self.node.id, self.place.incarnation, folder, self.node.runtimes)
+        return self.warm.maker.host
 
     @property
     def rollouts_dir(self) -> Path:

@@ -48,7 +48,7 @@ from polarq_worker.outcomes import (
     worth_scoring,
 )
 from polarq_worker.runtimes.base import Runtime
-from polarq_worker.sandboxes import Sandboxes, with_runtime
+from polarq_worker.sandboxes import Sandboxes
 from polarq_worker.services import Services
 from polarq_worker.stages import faults
 
@@ -74,11 +74,11 @@ class Walk:
     def __init__(self, claim: Claim, services: Services, lease: Lease) -> None:
         self.claim = claim
         self.services = services
-        self.task = with_runtime(claim.task, services.node)
+        self.sandboxes = Sandboxes(claim, services)
+        self.task = self.sandboxes.task
         self.budgets: StageBudgets = claim.task.budgets()
         self.timing: dict[str, float] = {"queue_s": claim.waited_s}
         self.lease = lease
-        self.sandboxes = Sandboxes(claim, services)
         self.access = ModelAccess(claim, services, lease)
         self.builder: Builder | None = None
         self.harness: HarnessReport | None = None
@@ -119,7 +119,7 @@ class Walk:
             )
         self.ending = True
         outcome = await self._keep_what_was_sampled(outcome)
-        await self._teardown()
+        await self._teardown(well=outcome.state is RolloutState.COMPLETED)
         return self._result(outcome)
 
     # --- the stages
@@ -131,14 +131,16 @@ class Walk:
         harness, evaluator = self._plugins()
         async with self.services.slots.seat() as seat:
             await seat.enter("prepare")
-            runtime, baseline = await self._prepare(evaluator)
+            runtime, baseline = await self._prepare(harness, evaluator)
             await self._enter(RolloutState.READY)
             ready_since = time.monotonic()
             await seat.enter("run")
             self.timing["ready_s"] = time.monotonic() - ready_since
             await self._enter(RolloutState.RUNNING)
+            self.sandboxes.run_begins(self.budgets.evaluate_s)
             self.harness = await self._run(harness, runtime)
             await seat.enter("post")
+            self.sandboxes.run_ended(self.budgets.evaluate_s)
             await self._enter(RolloutState.BUILDING)
             trajectory = await self._build()
             outcome = harness_outcome(self.harness, self.access.use, trajectory)
@@ -158,12 +160,12 @@ class Walk:
         except (UnknownPlugin, InvalidInput, HarnessFault, EvaluatorFault, ValueError) as exc:
             raise failed(Boundary.TASK, "unusable_task", str(exc)) from exc
 
-    async def _prepare(self, evaluator: Evaluator | None) -> tuple[Runtime, dict[str, Any]]:
+    async def _prepare(self, harness: Harness, evaluator: Evaluator | None) -> tuple[Runtime, dict[str, Any]]:
         budget = self.budgets.prepare_s
         await self.lease.certainty()
         with self._timed("prepare_s"), faults.of_prepare(budget):
             async with asyncio.timeout(budget):
-                runtime = await self.sandboxes.start(self.sandboxes.spec.prepare, "agent", budget)
+                runtime = await self.sandboxes.agent(harness, budget)
                 baseline: dict[str, Any] = {}
                 if evaluator is not None:
                     baseline = await evaluator.baseline(runtime, self.sandboxes.env(runtime), budget)
@@ -218,11 +220,6 @@ class Walk:
         assert self.trajectory is not None
         assert self.harness is not None
 
-        async def fresh() -> Runtime:
-            spec = self.sandboxes.spec
-            actions = spec.prepare if spec.eval_prepare is None else spec.eval_prepare
-            return await self.sandboxes.start(actions, "eval", budget)
-
         context = EvaluationContext(
             task=self.task,
             rollout_id=self.rollout_id,
@@ -232,7 +229,7 @@ class Walk:
             env=self.sandboxes.env(runtime),
             timeout_s=budget,
             baseline=baseline,
-            fresh_runtime=fresh,
+            fresh_runtime=lambda: self.sandboxes.fresh(budget),
         )
         with self._timed("evaluate_s"), faults.of_evaluate(budget):
             async with asyncio.timeout(budget):
@@ -289,16 +286,19 @@ class Walk:
             return outcome.model_copy(update={"message": text})
         return outcome
 
-    async def _teardown(self) -> None:
-        """Stops whatever was started, under its own budget; never raises."""
+    async def _teardown(self, *, well: bool = False) -> None:
+        """Stops whatever was started, under its own budget; never raises. `well`: the rollout completed."""
         began = time.monotonic()
         budget = self.budgets.teardown_s
-        runtimes = self.sandboxes.started
         if self.access.secret is not None:
             await self._quietly("close the grant", self.access.close(), budget)
+        await self._quietly("stop what is not needed", self.sandboxes.no_more(), budget)
+        await self._quietly("keep the logs", self.sandboxes.keep_shared_logs(), budget)
+        runtimes = self.sandboxes.started
         for runtime in runtimes:
             await self._quietly("keep the logs", self.sandboxes.keep_logs(runtime), budget)
-        await asyncio.gather(*(self._quietly("stop the sandbox", self.sandboxes.stop(r), budget) for r in runtimes))
+        endings = [self.sandboxes.end(runtime, well=well) for runtime in runtimes]
+        await asyncio.gather(*(self._quietly("stop the sandbox", ending, budget) for ending in endings))
         self.timing["teardown_s"] = time.monotonic() - began
 
     async def _quietly(self, what: str, work: Awaitable[None], budget_s: float) -> None:
@@ -325,6 +325,7 @@ class Walk:
             reward=self.reward if outcome.boundary is not Boundary.EVALUATOR else None,
             trajectory=self.trajectory,
             harness=self.harness,
+            sandbox=self.sandboxes.report(),
             timing=Timing(**{k: round(v, 6) for k, v in self.timing.items()}),
             started_at=claim.claimed_at,
             # The server's clock at the claim, and the monotonic one since: no host's wall clock is believed.
