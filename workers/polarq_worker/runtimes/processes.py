@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -22,6 +23,10 @@ from polarq.errors import RuntimeFault
 WARDEN = Path(__file__).with_name("warden.py")
 SPAWN_THREADS = 4
 START_S = 60.0
+TRIES = 4
+"""Nurseries that are tried, each started after the one before was found dead."""
+_CREDENTIALS = struct.Struct("3i")
+"""struct ucred: process, user, group."""
 KILL_S = 10.0
 """How long the kernel may take to end killed processes (one in uninterruptible I/O ends only when that returns)."""
 
@@ -45,7 +50,7 @@ class Descriptors:
 
 
 class CouldNotStart(Exception):
-    """The command's program was not reached. `stage` is fork, chdir or exec."""
+    """The command's program was not reached. `stage` is fork, user, chdir or exec."""
 
     def __init__(self, stage: str, number: int) -> None:
         self.stage = stage
@@ -132,6 +137,22 @@ class Command(asyncio.Protocol):
             self.gone.set_result(None)
 
 
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """How a warden comes into namespaces of its own: bubblewrap's command, in which the word CONTROL stands for the
+    control socket's number, and (where, options) of what is mounted before."""
+
+    bwrap: Sequence[str]
+    overlays: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Warden:
+    control: socket.socket
+    pid: int
+    """As this process sees it."""
+
+
 class Nursery:
     """This process' nursery of wardens: a process that forks them ready made, since starting a Python for each takes
     ten times as long. Started when it is first needed, and again should somebody have killed it; it ends with us."""
@@ -140,41 +161,57 @@ class Nursery:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: socket.socket | None = None
+        self._generation = 0
+        """Of the nursery: one that was killed is still seen for a while, by us and by wardens that it forked."""
 
-    def warden(self, stderr: int) -> socket.socket:
-        """A new warden's control socket (blocks). Raises `OSError`, or `WardenLost` when it ended at once."""
-        for _ in range(2):
+    def warden(self, stderr: int, walls: Walls | None) -> Warden:
+        """A new warden (blocks). Raises `OSError`, or `WardenLost` when it ended at once."""
+        for _ in range(TRIES):
             ours, theirs = socket.socketpair()
+            # Then the kernel says who writes.
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             try:
                 with theirs:
-                    self._ask(theirs.fileno(), stderr)
+                    generation = self._ask(walls, theirs.fileno(), stderr)
                 ours.settimeout(START_S)
-                word, *number = ours.recv(64).split() or [b""]
-                if word == b"ready":
-                    ours.settimeout(None)
-                    return ours
-                if word == b"failed":
-                    raise OSError(int(number[0]), os.strerror(int(number[0])))
+                lines, pid = _until_ready(ours)
             except BaseException:
                 ours.close()
                 raise
-            # The nursery was killed before it came to us.
+            if b"ready" in lines:
+                ours.settimeout(None)
+                return Warden(ours, pid)
             ours.close()
+            failed = [line.split()[1] for line in lines if line.startswith(b"failed")]
+            if failed:
+                raise OSError(int(failed[0]), os.strerror(int(failed[0])))
+            if b"born" in lines:
+                raise WardenLost
+            # The nursery died before it came to us, whatever it looks like yet.
+            self._give_up(generation)
         raise WardenLost
 
-    def _ask(self, *fds: int) -> None:
+    def _ask(self, walls: Walls | None, *fds: int) -> int:
+        """Sends a request; which nursery it went to."""
+        body = json.dumps({} if walls is None else {"bwrap": walls.bwrap, "overlays": walls.overlays}).encode()
         with self._lock:
-            for _ in range(2):
+            for _ in range(TRIES):
                 if self._asked is None:
                     self._start()
                 assert self._asked is not None
                 try:
-                    socket.send_fds(self._asked, [b"w"], fds)
+                    socket.send_fds(self._asked, [struct.pack("!Q", len(body))], fds)
+                    self._asked.sendall(body)
                 except (BrokenPipeError, ConnectionResetError):
                     self._end()
                 else:
-                    return
+                    return self._generation
         raise WardenLost
+
+    def _give_up(self, generation: int) -> None:
+        with self._lock:
+            if generation == self._generation:
+                self._end()
 
     def _start(self) -> None:
         self._end()
@@ -183,7 +220,7 @@ class Nursery:
             # argv[0] and the script's name keep `pkill -f python` of an agent away from it; through /proc/self/exe
             # the interpreter still finds its library.
             self._process = subprocess.Popen(
-                ["/proc/self/exe", "-E", "-s", "-S", "-P", "/proc/self/fd/0", str(theirs.fileno())],
+                ["/proc/self/exe", "-E", "-s", "-S", "-P", "/proc/self/fd/0", "nursery", str(theirs.fileno())],
                 executable=sys.executable,
                 stdin=source,
                 stdout=subprocess.DEVNULL,
@@ -194,6 +231,7 @@ class Nursery:
             )
         ours.setblocking(True)
         self._asked = ours
+        self._generation += 1
 
     def _end(self) -> None:
         if self._asked is not None:
@@ -208,35 +246,47 @@ class Nursery:
 _nursery = Nursery()
 
 
+def _until_ready(control: socket.socket) -> tuple[list[bytes], int]:
+    """What was said until a warden is ready or nobody is left to say it, and the warden's process."""
+    said, pid = b"", 0
+    while b"ready\n" not in said:
+        data, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(_CREDENTIALS.size))
+        if not data:
+            break
+        said += data
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                pid = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0]
+    return said.split(b"\n"), pid
+
+
 class ProcessTree:
     """A warden and all that runs under it."""
 
     def __init__(self, stderr: Path) -> None:
         self._stderr = stderr
-        self._control: socket.socket | None = None
+        self._warden: Warden | None = None
         self._lock = threading.Lock()
 
-    async def start(self) -> None:
+    @property
+    def pid(self) -> int:
+        """The warden's; 0 when there is none."""
+        return 0 if self._warden is None else self._warden.pid
+
+    async def start(self, walls: Walls | None = None) -> None:
         """Raises `RuntimeFault`."""
         try:
-            await uninterrupted(self._in_thread(self._spawn))
+            await uninterrupted(self._in_thread(self._spawn, walls))
         except OSError as exc:
             raise RuntimeFault(f"the sandbox's first process could not be started: {exc.strerror or exc}") from exc
         except WardenLost:
             raise RuntimeFault(f"the sandbox's first process ended at once: {self.last_words()}") from None
 
     async def run(
-        self,
-        argv: Sequence[str],
-        cwd: str,
-        env: Mapping[str, str],
-        fds: Descriptors,
-        ids: Sequence[int] | None = None,
+        self, argv: Sequence[str], cwd: str, env: Mapping[str, str], fds: Descriptors, uid: int | None = None
     ) -> Command:
-        """Hands a command to the warden. `ids`: user, group and other groups that it runs as, None: the warden's own.
-        Raises `WardenLost`; the descriptors are closed in any case."""
-        as_user = {} if ids is None else {"ids": list(ids)}
-        body = json.dumps({"argv": list(argv), "cwd": cwd, "env": dict(env), **as_user}).encode()
+        """Hands a command to the warden. Raises `WardenLost`; the descriptors are closed in any case."""
+        body = json.dumps({"argv": list(argv), "cwd": cwd, "env": dict(env), "uid": uid}).encode()
         ours, theirs = socket.socketpair()
         try:
             await uninterrupted(self._in_thread(self._send, body, fds, theirs))
@@ -247,12 +297,24 @@ class ProcessTree:
             raise
         return command
 
+    async def door(self, port: int) -> socket.socket:
+        """A socket that listens on the port of the sandbox's loopback. Raises `WardenLost`, `OSError`."""
+        return await uninterrupted(asyncio.to_thread(self._door, port))
+
+    def hung_up(self) -> bool:
+        """Whether the warden is gone, as far as its socket tells."""
+        if self._warden is None:
+            return True
+        poll = select.poll()
+        poll.register(self._warden.control.fileno(), select.POLLHUP | select.POLLRDHUP)
+        return bool(poll.poll(0))
+
     async def stop(self) -> bool:
         """Kills everything under the warden; whether it confirmed within `KILL_S` that nothing is left."""
-        control, self._control = self._control, None
-        if control is None:
+        warden, self._warden = self._warden, None
+        if warden is None:
             return True
-        return await uninterrupted(asyncio.to_thread(_over, control))
+        return await uninterrupted(asyncio.to_thread(_over, warden))
 
     def last_words(self) -> str:
         """What the warden printed before it died, one line."""
@@ -266,19 +328,34 @@ class ProcessTree:
     async def _in_thread(function: Callable[..., None], *args: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(_spawners, function, *args)
 
-    def _spawn(self) -> None:
+    def _spawn(self, walls: Walls | None) -> None:
         with self._stderr.open("wb") as stderr:
-            self._control = _nursery.warden(stderr.fileno())
+            self._warden = _nursery.warden(stderr.fileno(), walls)
+
+    def _door(self, port: int) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with ours:
+            nothing = [os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) for _ in range(3)]
+            self._send(json.dumps({"door": port}).encode(), Descriptors(*nothing), theirs)
+            ours.settimeout(START_S)
+            said, fds, _, _ = socket.recv_fds(ours, 64, 1)
+            if said.startswith(b"failed"):
+                number = int(said.split()[2])
+                raise OSError(number, os.strerror(number))
+            if not fds:
+                raise WardenLost
+        return socket.socket(fileno=fds[0])
 
     def _send(self, body: bytes, fds: Descriptors, reply: socket.socket) -> None:
         try:
             with self._lock:
-                if self._control is None:
+                if self._warden is None:
                     raise WardenLost
+                control = self._warden.control
                 header = struct.pack("!Q", len(body))
                 handed = [fds.stdin, fds.stdout, fds.stderr, reply.fileno()]
-                socket.send_fds(self._control, [header], handed)
-                self._control.sendall(body)
+                socket.send_fds(control, [header], handed)
+                control.sendall(body)
         except OSError as exc:
             if exc.errno in {errno.EPIPE, errno.ECONNRESET, errno.EBADF}:
                 raise WardenLost from exc
@@ -288,13 +365,16 @@ class ProcessTree:
             fds.close()
 
 
-def _over(control: socket.socket) -> bool:
+def _over(warden: Warden) -> bool:
     """Ends a warden (blocks); whether it said within `KILL_S` that nothing is left."""
-    with control:
+    said = b""
+    with warden.control as control:
         try:
             control.shutdown(socket.SHUT_WR)
             control.settimeout(KILL_S)
-            return control.recv(64) == b"over\n"
+            while data := control.recv(64):
+                said += data
         except OSError:
             # It was killed, or something of it does not die.
-            return False
+            return b"over\n" in said
+    return b"over\n" in said
