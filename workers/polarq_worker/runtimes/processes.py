@@ -146,13 +146,6 @@ class Walls:
     overlays: Sequence[tuple[str, str]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Warden:
-    control: socket.socket
-    pid: int
-    """As this process sees it."""
-
-
 class Nursery:
     """This process' nursery of wardens: a process that forks them ready made, since starting a Python for each takes
     ten times as long. Started when it is first needed, and again should somebody have killed it; it ends with us."""
@@ -164,8 +157,8 @@ class Nursery:
         self._generation = 0
         """Of the nursery: one that was killed is still seen for a while, by us and by wardens that it forked."""
 
-    def warden(self, stderr: int, walls: Walls | None) -> Warden:
-        """A new warden (blocks). Raises `OSError`, or `WardenLost` when it ended at once."""
+    def warden(self, stderr: int, walls: Walls | None) -> tuple[socket.socket, int]:
+        """A new warden's control socket, and its pid as we see it (blocks). Raises `OSError`, or `WardenLost` when it ended at once."""
         for _ in range(TRIES):
             ours, theirs = socket.socketpair()
             # Then the kernel says who writes.
@@ -180,7 +173,7 @@ class Nursery:
                 raise
             if b"ready" in lines:
                 ours.settimeout(None)
-                return Warden(ours, pid)
+                return ours, pid
             ours.close()
             failed = [line.split()[1] for line in lines if line.startswith(b"failed")]
             if failed:
@@ -263,30 +256,35 @@ def _until_ready(control: socket.socket) -> tuple[list[bytes], int]:
 class ProcessTree:
     """A warden and all that runs under it."""
 
-    def __init__(self, stderr: Path) -> None:
+    def __init__(self, stderr: Path, walls: Walls | None = None) -> None:
         self._stderr = stderr
-        self._warden: Warden | None = None
+        self._walls = walls
+        self._control: socket.socket | None = None
         self._lock = threading.Lock()
+        self.warden_pid = 0
+        """As this process sees it; 0 when there is none, or nobody said."""
 
-    @property
-    def pid(self) -> int:
-        """The warden's; 0 when there is none."""
-        return 0 if self._warden is None else self._warden.pid
-
-    async def start(self, walls: Walls | None = None) -> None:
+    async def start(self) -> None:
         """Raises `RuntimeFault`."""
         try:
-            await uninterrupted(self._in_thread(self._spawn, walls))
+            await uninterrupted(self._in_thread(self._spawn))
         except OSError as exc:
             raise RuntimeFault(f"the sandbox's first process could not be started: {exc.strerror or exc}") from exc
         except WardenLost:
             raise RuntimeFault(f"the sandbox's first process ended at once: {self.last_words()}") from None
 
     async def run(
-        self, argv: Sequence[str], cwd: str, env: Mapping[str, str], fds: Descriptors, uid: int | None = None
+        self,
+        argv: Sequence[str],
+        cwd: str,
+        env: Mapping[str, str],
+        fds: Descriptors,
+        ids: Sequence[int] | None = None,
     ) -> Command:
-        """Hands a command to the warden. Raises `WardenLost`; the descriptors are closed in any case."""
-        body = json.dumps({"argv": list(argv), "cwd": cwd, "env": dict(env), "uid": uid}).encode()
+        """Hands a command to the warden. `ids`: user, group and other groups that it runs as, None: the warden's own.
+        Raises `WardenLost`; the descriptors are closed in any case."""
+        as_user = {} if ids is None else {"ids": list(ids)}
+        body = json.dumps({"argv": list(argv), "cwd": cwd, "env": dict(env), **as_user}).encode()
         ours, theirs = socket.socketpair()
         try:
             await uninterrupted(self._in_thread(self._send, body, fds, theirs))
@@ -303,18 +301,18 @@ class ProcessTree:
 
     def hung_up(self) -> bool:
         """Whether the warden is gone, as far as its socket tells."""
-        if self._warden is None:
+        if self._control is None:
             return True
         poll = select.poll()
-        poll.register(self._warden.control.fileno(), select.POLLHUP | select.POLLRDHUP)
+        poll.register(self._control.fileno(), select.POLLHUP | select.POLLRDHUP)
         return bool(poll.poll(0))
 
     async def stop(self) -> bool:
         """Kills everything under the warden; whether it confirmed within `KILL_S` that nothing is left."""
-        warden, self._warden = self._warden, None
-        if warden is None:
+        control, self._control = self._control, None
+        if control is None:
             return True
-        return await uninterrupted(asyncio.to_thread(_over, warden))
+        return await uninterrupted(asyncio.to_thread(_over, control))
 
     def last_words(self) -> str:
         """What the warden printed before it died, one line."""
@@ -328,9 +326,9 @@ class ProcessTree:
     async def _in_thread(function: Callable[..., None], *args: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(_spawners, function, *args)
 
-    def _spawn(self, walls: Walls | None) -> None:
+    def _spawn(self) -> None:
         with self._stderr.open("wb") as stderr:
-            self._warden = _nursery.warden(stderr.fileno(), walls)
+            self._control, self.warden_pid = _nursery.warden(stderr.fileno(), self._walls)
 
     def _door(self, port: int) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -349,13 +347,12 @@ class ProcessTree:
     def _send(self, body: bytes, fds: Descriptors, reply: socket.socket) -> None:
         try:
             with self._lock:
-                if self._warden is None:
+                if self._control is None:
                     raise WardenLost
-                control = self._warden.control
                 header = struct.pack("!Q", len(body))
                 handed = [fds.stdin, fds.stdout, fds.stderr, reply.fileno()]
-                socket.send_fds(control, [header], handed)
-                control.sendall(body)
+                socket.send_fds(self._control, [header], handed)
+                self._control.sendall(body)
         except OSError as exc:
             if exc.errno in {errno.EPIPE, errno.ECONNRESET, errno.EBADF}:
                 raise WardenLost from exc
@@ -365,10 +362,10 @@ class ProcessTree:
             fds.close()
 
 
-def _over(warden: Warden) -> bool:
+def _over(control: socket.socket) -> bool:
     """Ends a warden (blocks); whether it said within `KILL_S` that nothing is left."""
     said = b""
-    with warden.control as control:
+    with control:
         try:
             control.shutdown(socket.SHUT_WR)
             control.settimeout(KILL_S)

@@ -2,7 +2,7 @@
 """The process that every process of a `local` sandbox descends from. A program of its own; nothing imports it.
 
     warden.py nursery FD                as the nursery of wardens
-    warden.py ward FD UID GID PROCESSES as the first process of a sandbox of its own namespaces (`-` for what is not)
+    warden.py ward FD [PROCESSES]       as process 1 of a sandbox's own namespaces, with a limit of its processes
 
 A worker starts the nursery once: for a request {bwrap, overlays} with two descriptors (a sandbox's control socket, and
 where its warden says what goes wrong) it forks a warden, ready made, which takes a tenth of the time that Python takes
@@ -10,9 +10,10 @@ to start; or, with `bwrap`, that command, which makes the namespaces and becomes
 worker closes its socket. A warden needs it no more, and is nobody's child once it is gone.
 
 To a warden the worker sends one request a command: eight bytes of length with four descriptors attached (stdin,
-stdout, stderr, and the command's control socket), then a JSON body {argv, cwd, env, uid}. For each the warden forks a
-keeper, and the keeper forks the command. Both are child subreapers (prctl), so a process that daemonises, calls setsid
-or empties its environment is handed to its keeper by the kernel and cannot leave the tree. Having no child left
+stdout, stderr, and the command's control socket), then a JSON body {argv, cwd, env, and ids (user, group, its other
+groups) where it is to run as somebody else}. For each the warden forks a keeper, and the keeper forks the command. Both
+are child subreapers (prctl), so a process that daemonises, calls setsid or empties its environment is handed to its
+keeper by the kernel and cannot leave the tree. Having no child left
 (ECHILD) therefore proves that nothing of the command lives, which no scan of /proc can. A body {door} instead asks for
 a socket that listens on that port of the sandbox's loopback: it is sent along with `door`.
 
@@ -26,6 +27,7 @@ It is started with an argv and a process name that no `pkill python` matches.
 """
 
 import array
+import contextlib
 import ctypes
 import errno
 import gc
@@ -54,12 +56,12 @@ MS_REC = 0x4000
 MS_SLAVE = 1 << 19
 ARG_END = 46
 """Field 49 of /proc/PID/stat, counted from the state on."""
-MORE_KILLABLE = "300"
+MORE_KILLABLE = 300
 """Where memory ends, a command goes before the worker, and before those that watch over it."""
 BACKLOG = 512
 LIBC = ctypes.CDLL(None, use_errno=True)
-BECOME: dict[str, int | None] = {"uid": None, "gid": None, "processes": None}
-"""Whom commands run as; None: as this process does."""
+PROCESSES: list[int] = []
+"""How many a command may start, if this sandbox's own user namespace counts them."""
 
 
 def serve_nursery(nursery_fd: int) -> None:
@@ -91,11 +93,9 @@ def _bear(nursery: socket.socket, source: int, request: dict[str, object], contr
         os.write(control_fd, f"failed {exc.errno}\n".encode())
         return
     if pid:
-        try:
+        # Whoever asked may be gone; the warden sees that too.
+        with contextlib.suppress(OSError):
             os.write(control_fd, b"born\n")
-        except OSError:
-            # Whoever asked is gone, which the warden sees too.
-            pass
         return
     try:
         os.setsid()
@@ -144,8 +144,8 @@ def _check(answer: int, what: str) -> None:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
 
 
-def ward_alone(control_fd: int, uid: str, gid: str, processes: str) -> None:
-    """A warden as process 1 of its namespaces, for commands of another user if it may choose."""
+def ward_alone(control_fd: int, processes: str = "") -> None:
+    """A warden as process 1 of its namespaces."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     _hide_arguments()
     # What is no handler of ours does not reach process 1 from within.
@@ -154,11 +154,8 @@ def ward_alone(control_fd: int, uid: str, gid: str, processes: str) -> None:
     _prctl(PR_SET_DUMPABLE, 0)
     gc.disable()
     gc.freeze()
-    BECOME.update(
-        uid=None if uid == "-" else int(uid),
-        gid=None if gid == "-" else int(gid),
-        processes=None if processes == "-" else int(processes),
-    )
+    if processes:
+        PROCESSES.append(int(processes))
     try:
         ward(_control_socket(control_fd))
     except BaseException:
@@ -298,13 +295,8 @@ def _become(request: dict[str, object], fds: tuple[int, int, int], failure: int)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        ids = request.get("ids")
-        if isinstance(ids, list):
-            stage = "user"
-            uid, gid, *others = ids
-            os.setgroups(others)
-            os.setgid(gid)
-            os.setuid(uid)
+        stage = "user"
+        _limit_and_become(request.get("ids"))
         stage = "chdir"
         os.chdir(str(request["cwd"]))
         stage = "exec"
@@ -316,23 +308,23 @@ def _become(request: dict[str, object], fds: tuple[int, int, int], failure: int)
     os._exit(127)
 
 
-def _become_user(uid: object) -> None:
-    """The command's own user, limits, and place in the queue when memory ends."""
+def _limit_and_become(ids: object) -> None:
+    """The command's place in the queue when memory ends, its limits, and its own user."""
     _prctl(PR_SET_DUMPABLE, 1)
     try:
         with open("/proc/self/oom_score_adj", "r+") as file:
-            if int(file.read()) < int(MORE_KILLABLE):
-                file.write(MORE_KILLABLE)
+            if int(file.read()) < MORE_KILLABLE:
+                file.write(str(MORE_KILLABLE))
     except OSError:
         # A kernel, or a /proc, that does not let it: then all are as likely.
         pass
-    if BECOME["processes"] is not None:
-        resource.setrlimit(resource.RLIMIT_NPROC, (BECOME["processes"], BECOME["processes"]))
-    if BECOME["uid"] is not None and BECOME["gid"] is not None:
-        chosen = int(str(uid)) if uid is not None else None
-        os.setgroups([])
-        os.setresgid(*(3 * [BECOME["gid"] if chosen is None else chosen]))
-        os.setresuid(*(3 * [BECOME["uid"] if chosen is None else chosen]))
+    if PROCESSES:
+        resource.setrlimit(resource.RLIMIT_NPROC, (PROCESSES[0], PROCESSES[0]))
+    if isinstance(ids, list):
+        uid, gid, *others = ids
+        os.setgroups(others)
+        os.setgid(gid)
+        os.setuid(uid)
 
 
 def kill_tree() -> None:
@@ -507,4 +499,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "nursery":
         serve_nursery(int(sys.argv[2]))
     else:
-        ward_alone(int(sys.argv[2]), *sys.argv[3:6])
+        ward_alone(int(sys.argv[2]), *sys.argv[3:])
