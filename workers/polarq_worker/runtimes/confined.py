@@ -97,6 +97,24 @@ def put_dir(base: Base, parts: list[str], source: Path, progress: Progress) -> N
             raise
 
 
+def make_dir(base: Base, parts: list[str]) -> None:
+    """A folder, with those above it, unless it is there."""
+    with _folder(base, parts, create=True):
+        return
+
+
+def give(base: Base, parts: list[str], uid: int, gid: int) -> None:
+    """Another owner for a folder, not for what is in it."""
+    with _folder(base, parts, create=False) as folder:
+        os.fchown(folder, uid, gid)
+
+
+def remove(base: Base, parts: list[str]) -> None:
+    """Whatever has that name; no harm when nothing has."""
+    with _parent(base, parts, create=False) as (folder, name):
+        _remove(name, folder)
+
+
 def get_file(base: Base, parts: list[str], target: Path, progress: Progress) -> None:
     with (
         _parent(base, parts, create=False) as (folder, name),
