@@ -30,6 +30,9 @@ OPEN_S = 60.0
 """How long a door may take to be open, with a relay that has to be started for it."""
 CLOSE_S = 10.0
 _STOP_S = 5.0
+_TRIES = 4
+"""How often in a row it may fail to start before whoever waits for it is told."""
+_PAUSE_S = 0.05
 _RESTART_CAP_S = 5.0
 _RESOLVERS = "16"
 """Names that are looked up at once."""
@@ -145,8 +148,9 @@ class Relay:
     # --- its process
 
     async def _keep_running(self) -> None:
-        pause = 0.05
+        failures = 0
         while not self._stopping:
+            failures += 1
             try:
                 channel = await self._spawn()
             except OSError as exc:
@@ -155,13 +159,16 @@ class Relay:
             else:
                 try:
                     if await self._serve(channel):
-                        pause = 0.05
+                        failures = 0
                 finally:
                     self._gone(channel)
                 await self._reaped()
+            if failures >= _TRIES:
+                for door in self._doors.values():
+                    if not door.open.done():
+                        door.open.set_result(self._problem)
             if not self._stopping:
-                await asyncio.sleep(pause)
-                pause = min(_RESTART_CAP_S, pause * 2)
+                await asyncio.sleep(min(_RESTART_CAP_S, _PAUSE_S * 2**failures))
 
     async def _spawn(self) -> Channel:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
