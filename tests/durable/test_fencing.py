@@ -14,9 +14,11 @@ import pytest
 from polarq.contracts.rollout import RolloutState
 from polarq.contracts.task import Task
 from polarq.ledger import AsyncLedger, Calls, Claim, Keys
+from polarq.settings import Settings
 from polarq.testing.redis import EmbeddedRedis
 from polarq.topology import Topology
 from polarq_worker.lease import Lease, steady_s
+from polarq_worker.network.sandbox_network import Networks
 from polarq_worker.patience import Patience
 from polarq_worker.services import Services
 from polarq_worker.slots import Slots
@@ -51,11 +53,11 @@ def services(ledger: AsyncLedger, home: Path) -> Services:
         ledger=ledger,
         slots=Slots(prepare=1, ready=1, run=1, post=1),
         warm=Warm.of(topology, node, "", ledger, patience, home),
+        networks=Networks(node, topology, Settings.from_env({}), home / "relay.log", lambda: "http://127.0.0.1:9"),
         patience=patience,
         spool=Spool(home / "spool", 60),
         state_dir=home,
         proxy_there=lambda: asyncio.sleep(0),
-        proxy_url=lambda: "http://127.0.0.1:9",
         tell=lambda _: None,
         ring=nothing,
     )

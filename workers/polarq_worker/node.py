@@ -23,6 +23,7 @@ from polarq_worker.leftovers import clear_sandboxes
 from polarq_worker.limits import Limits
 from polarq_worker.looks import SHORTEST_LOOK_S, Looks
 from polarq_worker.loops import every
+from polarq_worker.network.sandbox_network import Networks
 from polarq_worker.orphans import Orphans
 from polarq_worker.patience import Patience
 from polarq_worker.presence import Presence
@@ -96,6 +97,8 @@ class NodeService:
         )
         self.limits = Limits(self.ledger, self.topology, node.id)
         place = replace(place_of(node, self.topology, self.incarnation.id), runs=self.limits.runs)
+        relay_log = self.state_dir / "logs" / "relay.log"
+        self.networks = Networks(node, self.topology, self.settings, relay_log, lambda: self.node.proxy_url)
         self.warm = Warm.of(self.topology, node, self.incarnation.id, self.ledger, self.patience, self.state_dir)
         self.engine = Engine(
             Services(
@@ -105,10 +108,10 @@ class NodeService:
                 ledger=self.ledger,
                 slots=slots,
                 warm=self.warm,
+                networks=self.networks,
                 patience=self.patience,
                 spool=self.spool,
                 state_dir=self.state_dir,
-                proxy_url=lambda: self.node.proxy_url,
                 proxy_there=self._proxy_there,
                 ring=self._ring,
                 tell=self._tell,
@@ -135,6 +138,7 @@ class NodeService:
             self.warm.recipes,
             self.warm.pool,
             takes_work=lambda: self.capacity > 0,
+            claimed=self.engine.without_sandbox,
         )
         self.sweeper = Sweeper(self.warm.maker, self.ledger, alone=self._alone)
         self.looks = Looks(self.presence, self.work, self.pool)
@@ -257,6 +261,7 @@ class NodeService:
                 await self.warm.pool.aclose()
         except TimeoutError:
             log.error("not all sandboxes that waited were stopped within %g s", _LAST_WORDS_S)
+        await self.networks.aclose()
         if self.proxy is not None:
             await self.proxy.stop()
         await self.presence.depart()

@@ -17,6 +17,7 @@ from polarq.errors import PolarqError
 from polarq.ledger import Claim
 from polarq_worker.harnesses.base import Harness, sandbox_env
 from polarq_worker.kept_logs import keep_logs
+from polarq_worker.network.sandbox_network import SandboxNetwork
 from polarq_worker.outcomes import failed
 from polarq_worker.runtimes.base import Runtime
 from polarq_worker.services import Services
@@ -47,6 +48,8 @@ class Sandboxes:
         self._unused: Runtime | None = None
         """A fresh one that nothing has been done in."""
         self._readying: asyncio.Task[None] | None = None
+        self._networks: dict[str, SandboxNetwork] = {}
+        """By runtime id."""
 
     # --- the agent's
 
@@ -72,13 +75,16 @@ class Sandboxes:
         if self._agent is None:
             return None
         runtime, recipe = self._agent.runtime, self._agent.recipe
+        network = self.network(runtime)
         return SandboxReport(
             backend=recipe.spec.import_path or recipe.spec.backend,
             isolation=runtime.isolation,
             image_id=runtime.image_id,
             recipe=recipe.key,
             origin=self._agent.origin,
-            network=recipe.policy,
+            network=network.policy,
+            denied=network.denied,
+            denied_more=network.denied_more,
             history=list(self._agent.history),
             exec_times=runtime.exec_times.report(),
         )
@@ -138,17 +144,27 @@ class Sandboxes:
         shared = self._warm.snapshots.logs_of(recipe)
         known = self._warm.snapshots.has(recipe)
         try:
-            return await self._warm.pool.take(recipe, name, self._claim, budget_s, self._begun)
+            member = await self._warm.pool.take(recipe, name, self._claim, budget_s, self._begun)
         finally:
             if not known and recipe.has_work:
                 self._shared_logs.append(shared)
+        connect = self._services.networks.connect
+        # The policy of this task: another one's may have made the same sandbox.
+        network = await connect(member.runtime, recipe.policy, recipe.spec, model=role == "agent")
+        self._networks[member.runtime.runtime_id] = network
+        return member
 
     def _begun(self, runtime: Runtime) -> None:
         self.started.append(runtime)
 
     def env(self, runtime: Runtime) -> dict[str, str]:
         """The environment of evaluation: no secret in it, and no model to be reached."""
-        return sandbox_env(self.task, rollout_id=self._claim.rollout_id, layout=runtime.layout)
+        way_out = self.network(runtime).way_out
+        return sandbox_env(self.task, rollout_id=self._claim.rollout_id, layout=runtime.layout, way_out=way_out)
+
+    def network(self, runtime: Runtime) -> SandboxNetwork:
+        """What one that was taken reaches."""
+        return self._networks[runtime.runtime_id]
 
     # --- the end
 
@@ -164,6 +180,8 @@ class Sandboxes:
     async def end(self, runtime: Runtime, *, well: bool) -> None:
         """Stops it, or gives it back to the pool: unused, or after a rollout that ended `well`, where its task lets a
         sandbox be used again. Raises `RuntimeFault`; the record of one that could not be stopped stays."""
+        if (network := self._networks.get(runtime.runtime_id)) is not None:
+            await network.close()
         pool = self._warm.pool
         reusable = well and runtime.spec.reuse and self._agent is not None and runtime is self._agent.runtime
         if runtime is self._unused or reusable:

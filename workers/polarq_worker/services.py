@@ -11,6 +11,7 @@ from polarq.ledger import AsyncLedger
 from polarq.ledger.admission import Place
 from polarq.ledger.records import ActiveRollout
 from polarq.topology import Node, Topology
+from polarq_worker.network.sandbox_network import Networks
 from polarq_worker.patience import Patience
 from polarq_worker.runtimes.base import Host
 from polarq_worker.slots import Slots
@@ -30,11 +31,11 @@ class Services:
     slots: Slots
     warm: Warm
     """Sandboxes, made ahead and kept."""
+    networks: Networks
+    """What sandboxes reach."""
     patience: Patience
     spool: Spool
     state_dir: Path
-    proxy_url: Callable[[], str]
-    """Address under which sandboxes reach the node's proxy now."""
     proxy_there: Callable[[], Awaitable[object]]
     """Returns when the node's proxy listens: at once, or when it has been started again."""
     tell: Callable[[Sequence[ActiveRollout]], None]

@@ -84,6 +84,7 @@ class Walk:
         self.harness: HarnessReport | None = None
         self.trajectory: Trajectory | None = None
         self.reward: Reward | None = None
+        self.waits_for_sandbox = False
         self.ending = False
         """The stages are over, by themselves or stopped; what follows must not be interrupted."""
         self._began = time.monotonic()
@@ -130,7 +131,9 @@ class Walk:
             raise timed_out(Boundary.QUEUE, "queue", budget)
         harness, evaluator = self._plugins()
         async with self.services.slots.seat() as seat:
+            self.waits_for_sandbox = True
             await seat.enter("prepare")
+            self.waits_for_sandbox = False
             runtime, baseline = await self._prepare(harness, evaluator)
             await self._enter(RolloutState.READY)
             ready_since = time.monotonic()
@@ -175,7 +178,8 @@ class Walk:
         budget = self.budgets.agent_s
         await self._proxy(budget)
         secret = await self.access.open(budget)
-        base_url = f"{self.services.proxy_url()}/s/{secret}"
+        network = self.sandboxes.network(runtime)
+        base_url = network.base_url(secret)
         context = HarnessContext(
             task=self.task,
             rollout_id=self.rollout_id,
@@ -184,8 +188,14 @@ class Walk:
             api_key=secret,
             layout=runtime.layout,
             env=harness_env(
-                self.task, rollout_id=self.rollout_id, base_url=base_url, api_key=secret, layout=runtime.layout
+                self.task,
+                rollout_id=self.rollout_id,
+                base_url=base_url,
+                api_key=secret,
+                layout=runtime.layout,
+                way_out=network.way_out,
             ),
+            way_out=network.way_out,
         )
         with self._timed("agent_s"), faults.of_run():
             return await run_harness(harness, runtime, context, timeout_s=budget)
