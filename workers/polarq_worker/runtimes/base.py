@@ -102,6 +102,7 @@ class ExecResult:
             truncated=self.truncated or max(len(self.stdout_text), len(self.stderr_text)) > TAIL_CHARS,
             log=log,
             message=self.message,
+            out_of_memory=self.out_of_memory,
         )
 
 
@@ -116,6 +117,8 @@ class Host:
     """Where backends keep what outlives a sandbox (snapshots, converted images), each in a folder of its own name.
     None: nothing outlives one."""
     settings: RuntimesSection = field(default_factory=RuntimesSection)
+    private: tuple[Path, ...] = ()
+    """Folders of polarq's own (its state folder), of which no sandbox sees anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +288,8 @@ class Runtime(abc.ABC):
                 max_output_bytes=max_output_bytes,
             )
             ended(result.kind, result.ok)
+        if result.out_of_memory and not result.ok:
+            self.exec_times.out_of_memory.add(category)
         return result
 
     @abc.abstractmethod

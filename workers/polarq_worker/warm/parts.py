@@ -28,7 +28,7 @@ class Warm:
     def of(
         cls, topology: Topology, node: Node, incarnation: str, ledger: AsyncLedger, patience: Patience, state_dir: Path
     ) -> Warm:
-        host = Host(node.id, incarnation, state_dir / "runtimes", node.runtimes)
+        host = Host(node.id, incarnation, state_dir / "runtimes", node.runtimes, (state_dir,))
         recipes = Recipes(topology, host)
         maker = Maker(
             host,
