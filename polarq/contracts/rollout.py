@@ -102,6 +102,8 @@ class StepReport(Contract):
     truncated: bool = False
     log: str | None = None
     message: str = ""
+    out_of_memory: bool = False
+    """The kernel killed something of the sandbox meanwhile because its memory was used up."""
 
 
 class HarnessReport(Contract):

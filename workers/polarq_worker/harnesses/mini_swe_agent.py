@@ -18,6 +18,7 @@ from pydantic import Field
 
 from polarq.contracts.base import Contract
 from polarq.contracts.rollout import StepReport
+from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.specs import AgentSpec, Env
 from polarq.errors import HarnessFault, InvalidTask
 from polarq_worker.harnesses.base import Harness, HarnessContext, HarnessStep
@@ -67,7 +68,8 @@ class MiniSweAgentHarness(Harness):
             raise InvalidTask("agent", [f"{key}: mini-swe-agent has no use for it; leave it out" for key in unused])
 
     async def setup(self, runtime: Runtime, context: HarnessContext) -> None:
-        found = await runtime.exec(f"command -v {PROGRAM}", env=context.env, timeout_s=SETUP_S)
+        looking = f"command -v {PROGRAM}"
+        found = await runtime.exec(looking, env=context.env, timeout_s=SETUP_S, category=ExecCategory.SETUP)
         if not found.ok:
             raise HarnessFault(
                 f"there is no program '{PROGRAM}' in the sandbox; install it in the image or by runtime.prepare:"
