@@ -24,7 +24,8 @@ _SEEN = 64
 
 
 class LookAhead:
-    """One node's; `step` is called now and then. `takes_work` says whether the node may begin anything."""
+    """One node's; `step` is called now and then. `takes_work` says whether the node may begin anything, `claimed` which
+    of its rollouts have no sandbox yet."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class LookAhead:
         recipes: Recipes,
         pool: WarmPool,
         takes_work: Callable[[], bool],
+        claimed: Callable[[], list[Task]],
     ) -> None:
         self._ledger = ledger
         self._allowed = topology.security.allowed_modules
@@ -43,6 +45,7 @@ class LookAhead:
         self._recipes = recipes
         self._pool = pool
         self._takes_work = takes_work
+        self._claimed = claimed
         self._most = node.runtimes.pool.max_idle
         self._tasks: OrderedDict[str, Task | None] = OrderedDict()
         """None: one that cannot be read."""
@@ -52,8 +55,10 @@ class LookAhead:
         self._pool.tidy()
         if not self._most or not self._takes_work():
             return
-        rollout_ids = await self._ledger.do(self._ledger.calls.look(self._place, self._most))
-        tasks = await self._tasks_of([split_rollout_id(rollout_id)[0] for rollout_id in rollout_ids])
+        tasks = self._claimed()[: self._most]
+        if (more := self._most - len(tasks)) > 0:
+            rollout_ids = await self._ledger.do(self._ledger.calls.look(self._place, more))
+            tasks += await self._tasks_of([split_rollout_id(rollout_id)[0] for rollout_id in rollout_ids])
         wishes = [wish for task in tasks if (wish := await self._wish(task)) is not None]
         # Paused or told to stop meanwhile.
         if self._takes_work():

@@ -20,6 +20,7 @@ from polarq_worker.kept_logs import keep_logs
 from polarq_worker.orphans import record_of
 from polarq_worker.runtimes.base import Host, Runtime
 from polarq_worker.runtimes.create import create_runtime
+from polarq_worker.spent import measured
 from polarq_worker.stages.prepare import prepare
 from polarq_worker.warm.recipe import Recipe
 
@@ -62,7 +63,7 @@ class Maker:
     def create(self, recipe: Recipe, runtime_id: str) -> Runtime:
         """Raises `UnknownPlugin`, `InvalidTask`."""
         runtime = create_runtime(
-            recipe.spec,
+            recipe.made_with,
             runtime_id=runtime_id,
             root=self._folder / runtime_id,
             security=self._security,
@@ -78,7 +79,8 @@ class Maker:
         """Raises `RuntimeFault`; `stop` is due in any case."""
         await self.note(runtime, claim)
         async with self._starting:
-            await runtime.start(snapshot=snapshot, online=online)
+            with measured("sandbox_start_s"):
+                await runtime.start(snapshot=snapshot, online=online)
 
     async def note(self, runtime: Runtime, claim: Claim | None) -> None:
         """Before it is started, and when it has found its rollout, so that whatever happens somebody knows of it."""
@@ -95,12 +97,14 @@ class Maker:
         def left_s() -> float:
             return max(deadline - time.monotonic(), 0.0)
 
-        await prepare(
-            runtime, recipe.setup, env=env, timeout_s=left_s(), upload_roots=["*"], category=ExecCategory.SETUP
-        )
-        roots = self._security.upload_roots
-        await prepare(runtime, recipe.actions, env=env, timeout_s=left_s(), upload_roots=roots)
-        return [said for step in recipe.finish for said in await step.carry_out(runtime, env, left_s())]
+        with measured("recipe_s", there=bool(recipe.setup or recipe.actions)):
+            await prepare(
+                runtime, recipe.setup, env=env, timeout_s=left_s(), upload_roots=["*"], category=ExecCategory.SETUP
+            )
+            roots = self._security.upload_roots
+            await prepare(runtime, recipe.actions, env=env, timeout_s=left_s(), upload_roots=roots)
+        with measured("history_s", there=bool(recipe.finish)):
+            return [said for step in recipe.finish for said in await step.carry_out(runtime, env, left_s())]
 
     async def stop(self, runtime: Runtime) -> None:
         """Raises `RuntimeFault`; the record of one that could not be stopped stays, for whoever can."""

@@ -34,6 +34,8 @@ log = logging.getLogger("polarq.worker.warm")
 
 Origin = Literal["cold", "snapshot", "warm", "reused"]
 
+_REMEMBERED = 1000
+"""Recipes of which it is known when they were last asked for."""
 _NOT_AGAIN_S = 60.0
 """So long a recipe that failed is not made ahead. A rollout of it tries at once."""
 
@@ -101,7 +103,7 @@ class WarmPool:
 
         Raises `PrepareFailed`, `RuntimeFault`, `UnknownPlugin`, `InvalidTask`.
         """
-        self._used_at[recipe.key] = _now()
+        self._note_use(recipe)
         member = await self._ready(recipe, claim, begun) or await self._made_ahead(recipe, claim, begun)
         if member is None:
             member = await self._made_now(recipe, name, claim, budget_s, begun)
@@ -138,7 +140,7 @@ class WarmPool:
         if self._closed:
             return 0
         there = Counter({key: len(idle) for key, idle in self._idle.items()})
-        there.update({key: len(coming) for key, coming in self._coming.items()})
+        there.update(one.recipe.key for waiting in self._coming.values() for one in waiting if not one.taken)
         needed: Counter[str] = Counter()
         begun = 0
         for wish in wanted:
@@ -146,7 +148,7 @@ class WarmPool:
             needed[recipe.key] += 1
             if there[recipe.key] >= needed[recipe.key]:
                 continue
-            if self._failed_at.get(recipe.key, -_NOT_AGAIN_S) + _NOT_AGAIN_S > _now():
+            if recipe.key in self._failed_at and self._failed_at[recipe.key] > _now() - _NOT_AGAIN_S:
                 continue
             if self.coming >= self._settings.max_starting or not self._has_room(recipe, needed):
                 break
@@ -191,13 +193,19 @@ class WarmPool:
             idle=self.idle,
             coming=self.coming,
             snapshots=len(self._snapshots.kept),
-            snapshots_mb=self._snapshots.size_mb,
+            snapshots_mb=round(self._snapshots.size_mb),
             taken_warm=handed["warm"] + handed["reused"],
             taken_from_snapshot=handed["snapshot"],
             taken_cold=handed["cold"],
         )
 
     # --- handing out
+
+    def _note_use(self, recipe: Recipe) -> None:
+        self._used_at.pop(recipe.key, None)
+        self._used_at[recipe.key] = _now()
+        while len(self._used_at) > _REMEMBERED:
+            del self._used_at[next(iter(self._used_at))]
 
     async def _ready(self, recipe: Recipe, claim: Claim | None, begun: Begun) -> Member | None:
         while idle := self._idle.get(recipe.key):
@@ -218,6 +226,8 @@ class WarmPool:
         return None
 
     async def _alive(self, member: Member) -> bool:
+        # Looking at it is no command of its rollout's.
+        times, member.runtime.exec_times = member.runtime.exec_times, ExecTimes()
         try:
             if await member.runtime.alive():
                 return True
@@ -226,6 +236,8 @@ class WarmPool:
             log.warning("sandbox %s died while it waited: %s", member.runtime.runtime_id, exc)
         except Exception:
             log.exception("sandbox %s: an error in its runtime", member.runtime.runtime_id)
+        finally:
+            member.runtime.exec_times = times
         return False
 
     async def _made_ahead(self, recipe: Recipe, claim: Claim | None, begun: Begun) -> Member | None:
@@ -319,6 +331,8 @@ class WarmPool:
         if coming.making.cancelled():
             return
         if (problem := coming.making.exception()) is not None:
+            long_ago = _now() - _NOT_AGAIN_S
+            self._failed_at = {key: at for key, at in self._failed_at.items() if at > long_ago}
             self._failed_at[coming.recipe.key] = _now()
             if not coming.taken:
                 log.warning("recipe %s could not be made ahead: %s", coming.recipe.key, problem)

@@ -19,7 +19,7 @@ from polarq.contracts.specs import NetworkPolicy, PrepareAction, RuntimeSpec
 from polarq.contracts.task import Task
 from polarq.errors import InvalidTask
 from polarq.topology import Node, Topology
-from polarq_worker.harnesses.base import Harness
+from polarq_worker.harnesses.base import Harness, WayOut
 from polarq_worker.network.policy import enforced
 from polarq_worker.runtimes.base import Host, Runtime
 from polarq_worker.runtimes.create import usable_class
@@ -60,6 +60,13 @@ class Recipe:
     def prepared_online(self) -> bool:
         """Preparing may fetch things, except where the task says that nothing of it ever may."""
         return self.online or self.spec.allow_internet
+
+    @property
+    def made_with(self) -> RuntimeSpec:
+        """The spec of its sandboxes: one that is cut off has no variables of proxies that it cannot reach. What
+        prepares it online has them."""
+        env = WayOut(cut_off=not self.online).stripped(self.spec.env)
+        return self.spec if env == self.spec.env else self.spec.model_copy(update={"env": env})
 
     @property
     def memory_mb(self) -> int:

@@ -93,8 +93,8 @@ class Snapshots:
         self._dropping_tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def size_mb(self) -> int:
-        return sum(kept.snapshot.size_bytes for kept in self.kept.values()) // _MB
+    def size_mb(self) -> float:
+        return sum(kept.snapshot.size_bytes for kept in self.kept.values()) / _MB
 
     def logs_of(self, recipe: Recipe) -> Path:
         return self._logs / "recipes" / recipe.key / "prepare"

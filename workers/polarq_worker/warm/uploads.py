@@ -24,7 +24,8 @@ _Known = tuple[int, int, int, int, int]
 class Uploads:
     """One node's. `digest` blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, settled_s: float = _SETTLED_S) -> None:
+        self._settled_s = settled_s
         self._digests: OrderedDict[_Known, str] = OrderedDict()
         self.files_read = 0
         """For whoever wants to know what was saved."""
@@ -64,7 +65,7 @@ class Uploads:
         with path.open("rb") as file:
             while part := file.read(_READ_BYTES):
                 whole.update(part)
-        if time.time() - max(info.st_mtime, info.st_ctime) > _SETTLED_S:
+        if time.time() - max(info.st_mtime, info.st_ctime) > self._settled_s:
             self._digests[known] = whole.hexdigest()
             while len(self._digests) > _KEPT:
                 self._digests.popitem(last=False)
