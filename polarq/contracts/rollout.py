@@ -134,7 +134,7 @@ class Timing(Contract):
     queue_s: float | None = None
     prepare_s: float | None = None
     sandbox_start_s: float | None = None
-    """Until the sandbox was handed over: started, or taken from the pool."""
+    """Starting it, where that was done for this rollout."""
     sandbox_check_s: float | None = None
     """Whether one that had waited was alive."""
     recipe_s: float | None = None

@@ -141,9 +141,7 @@ class Engine:
         services = self.services
         scratch = services.collecting(claim.rollout_id, claim.token)
         try:
-            await asyncio.to_thread(
-                settle, scratch, services.artifacts, claim.rollout_id, claim.token, taken=taken
-            )
+            await asyncio.to_thread(settle, scratch, services.artifacts, claim.rollout_id, claim.token, taken=taken)
         except ArtifactsUnavailable as exc:
             log.warning("rollout %s: files of a result that was not taken stay: %s", claim.rollout_id, exc)
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from polarq.client import Client
 from polarq.contracts.task import Task
-from polarq.errors import LedgerUnavailable
+from polarq.errors import ArtifactsUnavailable, LedgerUnavailable
 from polarq.ledger import AsyncLedger, calls_for
 from polarq.ledger.records import ActiveRollout
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, redis_url
+from polarq_worker.collected import settle_leftovers
 from polarq_worker.engine import Ended, Engine, Stop, as_job_result
 from polarq_worker.entering import check_redis, make_folders, take_place
 from polarq_worker.incarnation import Incarnation
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polarq.worker.node")
 
+_SWEEP_S = 600.0
 _LOOK_AHEAD_S = 0.5
 """Between two looks at what will be asked for. Most find nothing that was not known."""
 _LAST_WORDS_S = 20.0
@@ -176,6 +178,7 @@ class NodeService:
         ]
         loops.append(asyncio.create_task(every(self.topology.gateway.lease_s, self._stop_orphans), name="orphans"))
         loops.append(asyncio.create_task(every(_LOOK_AHEAD_S, self._look_ahead), name="look ahead"))
+        loops.append(asyncio.create_task(every(_SWEEP_S, self._sweep_artifacts), name="artifacts"))
         if upkeep.archives:
             loops.append(asyncio.create_task(every(period_s, upkeep.archive_step), name="archive"))
         return loops
@@ -197,6 +200,16 @@ class NodeService:
             log.warning("cleared the sandboxes of a worker that was killed: %s", ", ".join(cleared))
         for task_id in await commit_leftovers(self.spool, self.ledger, self.topology.gateway.lease_s):
             await asyncio.to_thread(self.telling.tell, task_id)
+        dropped = await settle_leftovers(services.collecting_dir, services.artifacts, self.ledger)
+        if dropped:
+            log.warning("dropped the files of %d attempts whose results were not taken", dropped)
+
+    async def _sweep_artifacts(self) -> None:
+        """Files that came back from sandboxes and have lain for as long as they are kept."""
+        try:
+            await asyncio.to_thread(self.engine.services.artifacts.sweep, self.topology.artifacts.keep_s)
+        except ArtifactsUnavailable as exc:
+            log.warning("%s", exc)
 
     def _alone(self) -> bool:
         return not self._others.living and not self.presence.superseded

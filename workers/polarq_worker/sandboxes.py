@@ -21,6 +21,7 @@ from polarq_worker.network.sandbox_network import SandboxNetwork
 from polarq_worker.outcomes import failed
 from polarq_worker.runtimes.base import Runtime
 from polarq_worker.services import Services
+from polarq_worker.spent import counted_in
 from polarq_worker.warm.pool import Member
 from polarq_worker.warm.recipe import Recipe, with_runtime
 from polarq_worker.warm.snapshots import RecipeChanged
@@ -41,6 +42,8 @@ class Sandboxes:
         self._claim = claim
         self._services = services
         self._warm = services.warm
+        self._spent: dict[str, dict[str, float]] = {}
+        """Seconds that taking each of the two has cost, by part."""
         self._agent: Member | None = None
         self._shared_logs: list[Path] = []
         """What was printed where this attempt's recipes were prepared together with others'."""
@@ -88,6 +91,17 @@ class Sandboxes:
             history=list(self._agent.history),
             exec_times=runtime.exec_times.report(),
         )
+
+    @property
+    def agents(self) -> Runtime | None:
+        """The agent's, once it was handed over."""
+        return None if self._agent is None else self._agent.runtime
+
+    @property
+    def timing(self) -> dict[str, float]:
+        """What taking the sandboxes has cost, by the names in `Timing`."""
+        eval_parts = {f"eval_{part}": s for part, s in self._spent.get("eval", {}).items() if part != "history_s"}
+        return {**self._spent.get("agent", {}), **eval_parts}
 
     # --- the evaluator's
 
@@ -143,8 +157,10 @@ class Sandboxes:
         name = f"{self._claim.rollout_id}-{self._claim.token}-{role}"
         shared = self._warm.snapshots.logs_of(recipe)
         known = self._warm.snapshots.has(recipe)
+        spent = self._spent.setdefault(role, {})
         try:
-            member = await self._warm.pool.take(recipe, name, self._claim, budget_s, self._begun)
+            with counted_in(spent):
+                member = await self._warm.pool.take(recipe, name, self._claim, budget_s, self._begun)
         finally:
             if not known and recipe.has_work:
                 self._shared_logs.append(shared)

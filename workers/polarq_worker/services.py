@@ -10,6 +10,7 @@ from polarq.contracts.task import Task
 from polarq.ledger import AsyncLedger
 from polarq.ledger.admission import Place
 from polarq.ledger.records import ActiveRollout
+from polarq.store.artifacts import ArtifactStore
 from polarq.topology import Node, Topology
 from polarq_worker.network.sandbox_network import Networks
 from polarq_worker.patience import Patience
@@ -47,6 +48,19 @@ class Services:
     def host(self) -> Host:
         """The machine, as sandboxes are started on it."""
         return self.warm.maker.host
+
+    @property
+    def artifacts(self) -> ArtifactStore:
+        """Where files that come back from sandboxes are put."""
+        return ArtifactStore(self.topology.artifacts.place or str(self.state_dir / "artifacts"))
+
+    @property
+    def collecting_dir(self) -> Path:
+        """Attempts whose files were collected and of whose result it is not known yet if it was taken."""
+        return self.state_dir / "collecting"
+
+    def collecting(self, rollout_id: str, token: int) -> Path:
+        return self.collecting_dir / f"{rollout_id}-{token}"
 
     @property
     def rollouts_dir(self) -> Path:

@@ -25,12 +25,13 @@ from polarq.contracts.rollout import (
 )
 from polarq.contracts.task import StageBudgets
 from polarq.contracts.trajectory import Trajectory
-from polarq.errors import EvaluatorFault, HarnessFault, InvalidInput, PolarqError, StepRefused, UnknownPlugin
+from polarq.errors import DiskFull, EvaluatorFault, HarnessFault, InvalidInput, PolarqError, StepRefused, UnknownPlugin
 from polarq.ledger import Claim
 from polarq.ledger.states import ACTIVE
 from polarq.registry import plugin
 from polarq.trajectory.base import Builder, rewarded
 from polarq_worker.access import ModelAccess, RecordLost
+from polarq_worker.artifacts import Collector
 from polarq_worker.evaluators.base import EvaluationContext, Evaluator
 from polarq_worker.evaluators.create import create_evaluator
 from polarq_worker.harnesses.base import Harness, HarnessContext, harness_env, run_harness
@@ -42,6 +43,8 @@ from polarq_worker.outcomes import (
     failed,
     final_outcome,
     harness_outcome,
+    is_full,
+    on_full_disk,
     one_line,
     timed_out,
     what,
@@ -80,6 +83,13 @@ class Walk:
         self.timing: dict[str, float] = {"queue_s": claim.waited_s}
         self.lease = lease
         self.access = ModelAccess(claim, services, lease)
+        self.collector = Collector(
+            services.artifacts,
+            services.topology.artifacts,
+            scratch=services.collecting(claim.rollout_id, claim.token),
+            rollout_id=claim.rollout_id,
+            token=claim.token,
+        )
         self.builder: Builder | None = None
         self.harness: HarnessReport | None = None
         self.trajectory: Trajectory | None = None
@@ -120,7 +130,7 @@ class Walk:
             )
         self.ending = True
         outcome = await self._keep_what_was_sampled(outcome)
-        await self._teardown(well=outcome.state is RolloutState.COMPLETED)
+        await self._teardown(well=outcome.state is RolloutState.COMPLETED, collect=True)
         return self._result(outcome)
 
     # --- the stages
@@ -142,11 +152,14 @@ class Walk:
             await self._enter(RolloutState.RUNNING)
             self.sandboxes.run_begins(self.budgets.evaluate_s)
             self.harness = await self._run(harness, runtime)
+            ended_at = time.monotonic()
             await seat.enter("post")
+            self.timing["post_queue_s"] = time.monotonic() - ended_at
             self.sandboxes.run_ended(self.budgets.evaluate_s)
             await self._enter(RolloutState.BUILDING)
             trajectory = await self._build()
             outcome = harness_outcome(self.harness, self.access.use, trajectory)
+            outcome = await asyncio.to_thread(on_full_disk, outcome, runtime.root)
             if evaluator is not None and worth_scoring(outcome, trajectory):
                 await self._enter(RolloutState.EVALUATING)
                 await self._evaluate(evaluator, runtime, baseline)
@@ -198,7 +211,7 @@ class Walk:
             way_out=network.way_out,
         )
         with self._timed("agent_s"), faults.of_run():
-            return await run_harness(harness, runtime, context, timeout_s=budget)
+            return await run_harness(harness, runtime, context, timeout_s=budget, timing=self.timing)
 
     async def _proxy(self, most_s: float) -> None:
         """A harness that is started while the proxy is away would only find that nobody answers."""
@@ -248,6 +261,8 @@ class Walk:
                     raise EvaluatorFault(f"evaluator '{evaluator.name}' answered no Reward: {type(reward).__name__}")
                 # Made without its checks, it could be what nobody can read again.
                 reward = Reward.model_validate(reward.model_dump())
+                if await asyncio.to_thread(is_full, runtime.root):
+                    raise DiskFull("the disk of the sandbox was full when it was graded; no verdict counts then")
                 self.trajectory = rewarded(self.trajectory, reward)
                 self.reward = reward
 
@@ -296,8 +311,9 @@ class Walk:
             return outcome.model_copy(update={"message": text})
         return outcome
 
-    async def _teardown(self, *, well: bool = False) -> None:
-        """Stops whatever was started, under its own budget; never raises. `well`: the rollout completed."""
+    async def _teardown(self, *, well: bool = False, collect: bool = False) -> None:
+        """Stops whatever was started, under its own budget; never raises. `well`: the rollout completed; `collect`: it
+        has a result, to which files of its sandbox may belong."""
         began = time.monotonic()
         budget = self.budgets.teardown_s
         if self.access.secret is not None:
@@ -307,9 +323,33 @@ class Walk:
         runtimes = self.sandboxes.started
         for runtime in runtimes:
             await self._quietly("keep the logs", self.sandboxes.keep_logs(runtime), budget)
+        if collect:
+            await self._collect(budget)
+        stopping = time.monotonic()
         endings = [self.sandboxes.end(runtime, well=well) for runtime in runtimes]
         await asyncio.gather(*(self._quietly("stop the sandbox", ending, budget) for ending in endings))
+        if runtimes:
+            self.timing["sandbox_stop_s"] = time.monotonic() - stopping
         self.timing["teardown_s"] = time.monotonic() - began
+
+    async def _collect(self, budget_s: float) -> None:
+        """Brings back what the task declared, however the rollout ended; never raises."""
+        began = time.monotonic()
+        agents = self.sandboxes.agents
+        try:
+            async with asyncio.timeout(budget_s):
+                for runtime in self.sandboxes.started:
+                    name = "logs" if runtime is agents or agents is None else "logs/fresh"
+                    await self.collector.take_logs(runtime.host_log_dir, name)
+                if agents is not None:
+                    await self.collector.take(agents, self.task.artifacts)
+        except TimeoutError:
+            self.collector.say_rest(f"not collected within timeouts.teardown_s ({budget_s:g} s)")
+        except OF_OTHERS as exc:
+            log.exception("rollout %s: an error while its files were collected", self.rollout_id)
+            self.collector.say_rest(what(exc))
+        if self.collector.artifacts:
+            self.timing["artifacts_s"] = time.monotonic() - began
 
     async def _quietly(self, what: str, work: Awaitable[None], budget_s: float) -> None:
         try:
@@ -336,7 +376,8 @@ class Walk:
             trajectory=self.trajectory,
             harness=self.harness,
             sandbox=self.sandboxes.report(),
-            timing=Timing(**{k: round(v, 6) for k, v in self.timing.items()}),
+            artifacts=self.collector.artifacts,
+            timing=Timing(**{k: round(v, 6) for k, v in {**self.sandboxes.timing, **self.timing}.items()}),
             started_at=claim.claimed_at,
             # The server's clock at the claim, and the monotonic one since: no host's wall clock is believed.
             ended_at=claim.claimed_at + timedelta(seconds=self.timing["total_s"]),
