@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -47,7 +47,7 @@ async def run(command: Sequence[str], proxy: str, own: Mapping[str, str] | None 
     return process.returncode, out.decode(), err.decode()
 
 
-CLIENTS = {
+CLIENTS: dict[str, Callable[[], list[str]]] = {
     "curl": curl,
     "curl that tunnels": lambda: curl("--proxytunnel"),
     "curl that uploads": lambda: curl("-T", "/etc/passwd"),
