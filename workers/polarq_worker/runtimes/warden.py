@@ -69,8 +69,10 @@ def serve_nursery(nursery_fd: int) -> None:
     source = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     _prctl(PR_SET_NAME, NURSERY_NAME)
-    # Nobody asks how a warden ended; it says so itself.
+    # Nobody asks how a warden ended; it says so itself. What loses its parent on the way into other namespaces is
+    # reaped here as well, and not whenever the machine's first process comes to it: a namespace waits for that.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
     nursery = _control_socket(nursery_fd)
     # What is here stays as it is: a collector that touches it would have each fork copy it.
     gc.disable()
