@@ -61,9 +61,15 @@ class Rig:
         self._names += 1
         return await self.pool.take(recipe, f"r{self._names}", None, budget_s, self.started.append)
 
-    async def arrived(self, count: int) -> None:
-        """Returns when so many wait."""
-        await until(lambda: self.pool.idle == count and not self.pool.coming)
+    async def arrived(self) -> None:
+        """Returns when nothing is being made ahead any more."""
+        await until(lambda: not self.pool.making)
+
+    async def made_ahead(self, *recipes: Recipe) -> int:
+        """Has all of it made ahead that may be. Answers how many wait then."""
+        while self.pool.ahead(wishes(*recipes)):
+            await self.arrived()
+        return self.pool.idle
 
     # --- what happened
 

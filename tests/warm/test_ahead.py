@@ -50,6 +50,14 @@ class Node(Rig):
             claimed=lambda: self.claimed,
         )
 
+    async def look(self) -> None:
+        """Until a look has nothing begun."""
+        while True:
+            await self.look_ahead.step()
+            if not self.pool.making:
+                return
+            await self.arrived()
+
     def task(self, task_id: str, command: str, samples: int = 1, **fields: Any) -> Task:
         runtime = self.spec(command, **fields).model_dump(mode="json")
         return Task.load(shell_task(task_id, "true", runtime=runtime, num_samples=samples))
@@ -75,8 +83,7 @@ async def node(redis_url: str, keys: Keys, tmp_path: Path) -> AsyncIterator[Node
 async def test_what_waits_first_is_made_ahead_as_far_as_there_are_places(node: Node) -> None:
     first = await node.submit("first", "echo first > it", 2)
     second = await node.submit("second", "echo second > it", 2)
-    await node.look_ahead.step()
-    await node.arrived(3)
+    await node.look()
     origins = [(await node.take(await node.recipe_of(task))).origin for task in (first, first, second, second)]
     assert origins == ["warm", "warm", "warm", "snapshot"]
 
@@ -85,8 +92,7 @@ async def test_what_the_node_has_claimed_and_not_prepared_comes_before_what_wait
     waiting = await node.submit("waiting", "echo waiting", 3)
     claimed = node.task("claimed", "echo claimed")
     node.claimed = [claimed, claimed]
-    await node.look_ahead.step()
-    await node.arrived(3)
+    await node.look()
     origins = [(await node.take(await node.recipe_of(task))).origin for task in (claimed, claimed, waiting, waiting)]
     assert origins == ["warm", "warm", "warm", "snapshot"]
 
@@ -95,10 +101,10 @@ async def test_nothing_is_made_while_the_node_takes_no_work(node: Node) -> None:
     await node.submit("t", "echo it")
     node.takes_work = False
     await node.look_ahead.step()
-    assert (node.pool.coming, node.pool.idle, node.events("start")) == (0, 0, [])
+    assert (node.pool.making, node.pool.idle, node.events("start")) == (0, 0, [])
     node.takes_work = True
-    await node.look_ahead.step()
-    await node.arrived(1)
+    await node.look()
+    assert node.pool.idle == 1
 
 
 async def test_what_cannot_be_run_here_is_passed_over(node: Node) -> None:
@@ -106,8 +112,8 @@ async def test_what_cannot_be_run_here_is_passed_over(node: Node) -> None:
         node.ledger.calls.submit(Task.load(shell_task("bad", "true", runtime={"import_path": "nowhere:Box"})), "bad")
     )
     await node.submit("good", "echo it")
-    await node.look_ahead.step()
-    await node.arrived(1)
+    await node.look()
+    assert node.pool.idle == 1
 
 
 async def test_a_sandbox_that_waits_has_a_record_of_the_worker_alone_until_it_finds_its_rollout(node: Node) -> None:
@@ -118,8 +124,7 @@ async def test_a_sandbox_that_waits_has_a_record_of_the_worker_alone_until_it_fi
         found = await node.ledger.do(sandboxes_of(keys, ["node0"]))
         return {record.runtime_id: record for record in found}
 
-    await node.look_ahead.step()
-    await node.arrived(1)
+    await node.look()
     (waiting,) = (record for record in (await records()).values() if record.runtime_id in node.warm.maker.living)
     assert (waiting.rollout_id, waiting.incarnation) == ("", "0123456789")
     claim = await node.ledger.do(node.ledger.calls.claim("t.0", "node0", 600, "job"))
@@ -170,8 +175,7 @@ async def test_what_nobody_knows_of_is_swept_and_nothing_that_lives(node: Node) 
 
 async def test_what_waited_in_another_workers_pool_is_stopped_when_that_has_lost_the_nodes_place(node: Node) -> None:
     await node.submit("t", "true", box="LastingBox")
-    await node.look_ahead.step()
-    await node.arrived(1)
+    await node.look()
     await node.warm.maker.ended()
     handle = next(Path(runtime.handle) for runtime in node.warm.maker.living.values())
     orphans = Orphans(node.ledger, node.topology)

@@ -46,7 +46,9 @@ class LookAhead:
         self._pool = pool
         self._takes_work = takes_work
         self._claimed = claimed
-        self._most = node.runtimes.pool.max_idle
+        pool_holds = node.runtimes.pool.max_idle
+        self._most = max(pool_holds, node.capacity) if pool_holds else 0
+        """How far it looks: what it could take if all that it has ended now. 0: not at all."""
         self._tasks: OrderedDict[str, Task | None] = OrderedDict()
         """None: one that cannot be read."""
 

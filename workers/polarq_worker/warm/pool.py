@@ -2,8 +2,8 @@
 
 A rollout that asks gets, in this order: one of its recipe that waits idle and is alive; one that is being made ahead;
 one made for it now, from the recipe's snapshot where the backend takes any. What is made ahead is what the node's work
-in sight wants (`ahead`), within limits; what is in the way of that goes by least recent use. Each is handed out once,
-except with `reuse: true`.
+in sight wants (`ahead`), within limits: the snapshots of all that is in sight, and sandboxes for what comes first. What
+is in the way of those goes by least recent use. Each is handed out once, except with `reuse: true`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from polarq.contracts.node import PoolMetrics
 from polarq.contracts.sandbox import ScrubbedHistory
 from polarq.errors import PolarqError, RuntimeFault
 from polarq.ledger import Claim
+from polarq_worker.outcomes import OF_OTHERS
 from polarq_worker.runtimes.base import Runtime
 from polarq_worker.runtimes.exec_times import ExecTimes
 from polarq_worker.stages.prepare import PrepareFailed
@@ -89,6 +90,8 @@ class WarmPool:
         self._members: dict[str, Member] = {}
         self._idle: dict[str, deque[Member]] = {}
         self._coming: dict[str, deque[_Coming]] = {}
+        self._keeping: dict[str, asyncio.Task[None]] = {}
+        """Snapshots that are made ahead."""
         self._used_at: dict[str, float] = {}
         """By recipe: when a rollout last asked for one."""
         self._failed_at: dict[str, float] = {}
@@ -136,13 +139,13 @@ class WarmPool:
 
     def ahead(self, wanted: Sequence[Wish]) -> int:
         """Begins to make what is missing of `wanted`, which is in the order in which it will be asked for. Answers how
-        many were begun."""
-        if self._closed:
+        many were begun. What has no snapshot yet gets that first: it takes longest, and holds no sandbox."""
+        if self._closed or not self._settings.max_idle:
             return 0
         there = Counter({key: len(idle) for key, idle in self._idle.items()})
         there.update(one.recipe.key for waiting in self._coming.values() for one in waiting if not one.taken)
         needed: Counter[str] = Counter()
-        begun = 0
+        begun, full = 0, False
         for wish in wanted:
             recipe = wish.recipe
             needed[recipe.key] += 1
@@ -150,11 +153,19 @@ class WarmPool:
                 continue
             if recipe.key in self._failed_at and self._failed_at[recipe.key] > _now() - _NOT_AGAIN_S:
                 continue
-            if self.coming >= self._settings.max_starting or not self._has_room(recipe, needed):
+            if self.making >= self._settings.max_starting:
                 break
-            there[recipe.key] += 1
-            self._begin(wish)
-            begun += 1
+            if self._starts_from_snapshot(recipe) and not self._snapshots.has(recipe):
+                if recipe.key not in self._keeping:
+                    self._keep(wish)
+                    begun += 1
+            elif not full:
+                # What comes later must not take the place of what comes first.
+                full = not self._has_room(recipe, needed)
+                if not full:
+                    there[recipe.key] += 1
+                    self._begin(wish)
+                    begun += 1
         return begun
 
     def tidy(self, *, all_of_it: bool = False) -> None:
@@ -166,11 +177,14 @@ class WarmPool:
         if all_of_it:
             for coming in [one for waiting in self._coming.values() for one in waiting]:
                 coming.making.cancel()
+            for keeping in self._keeping.values():
+                keeping.cancel()
 
     async def aclose(self) -> None:
         """Stops all that waits, and nothing new is made."""
         self._closed = True
-        coming = [one.making for waiting in self._coming.values() for one in waiting]
+        coming: list[asyncio.Task[Any]] = [one.making for waiting in self._coming.values() for one in waiting]
+        coming += self._keeping.values()
         self.tidy(all_of_it=True)
         if coming:
             await asyncio.wait(coming)
@@ -187,11 +201,16 @@ class WarmPool:
     def coming(self) -> int:
         return sum(map(len, self._coming.values()))
 
+    @property
+    def making(self) -> int:
+        """Sandboxes and snapshots that are being made ahead."""
+        return self.coming + len(self._keeping)
+
     def metrics(self) -> PoolMetrics:
         handed = self._handed.counts
         return PoolMetrics(
             idle=self.idle,
-            coming=self.coming,
+            coming=self.making,
             snapshots=len(self._snapshots.kept),
             snapshots_mb=round(self._snapshots.size_mb),
             taken_warm=handed["warm"] + handed["reused"],
@@ -268,7 +287,7 @@ class WarmPool:
         return member
 
     async def _made_now(self, recipe: Recipe, name: str, claim: Claim | None, budget_s: float, begun: Begun) -> Member:
-        if not recipe.has_work or not recipe.runtime.takes_snapshots(self._maker.host):
+        if not self._starts_from_snapshot(recipe):
             return await self._prepared(recipe, name, claim, budget_s, begun)
         again = True
         while True:
@@ -305,7 +324,21 @@ class WarmPool:
         await self._maker.start(runtime, claim, snapshot=lease.reference, online=recipe.online)
         return member
 
+    def _starts_from_snapshot(self, recipe: Recipe) -> bool:
+        return recipe.has_work and recipe.runtime.takes_snapshots(self._maker.host)
+
     # --- making ahead
+
+    def _keep(self, wish: Wish) -> None:
+        key = wish.recipe.key
+        keeping = self._keeping[key] = asyncio.create_task(self._make_snapshot(wish), name=f"snapshot {key} ahead")
+        keeping.add_done_callback(lambda _: self._keeping.pop(key))
+
+    async def _make_snapshot(self, wish: Wish) -> None:
+        try:
+            self._snapshots.release(await self._snapshots.lease(wish.recipe, wish.budget_s))
+        except OF_OTHERS as exc:
+            self._failed(wish.recipe, exc)
 
     def _begin(self, wish: Wish) -> None:
         making = asyncio.create_task(self._make(wish), name=f"warm {wish.recipe.key}")
@@ -331,13 +364,15 @@ class WarmPool:
         if coming.making.cancelled():
             return
         if (problem := coming.making.exception()) is not None:
-            long_ago = _now() - _NOT_AGAIN_S
-            self._failed_at = {key: at for key, at in self._failed_at.items() if at > long_ago}
-            self._failed_at[coming.recipe.key] = _now()
-            if not coming.taken:
-                log.warning("recipe %s could not be made ahead: %s", coming.recipe.key, problem)
+            self._failed(coming.recipe, problem)
         elif not coming.taken:
             self._put(coming.making.result())
+
+    def _failed(self, recipe: Recipe, problem: BaseException) -> None:
+        long_ago = _now() - _NOT_AGAIN_S
+        self._failed_at = {key: at for key, at in self._failed_at.items() if at > long_ago}
+        self._failed_at[recipe.key] = _now()
+        log.warning("recipe %s could not be made ahead: %s", recipe.key, problem)
 
     def _put_if_landed(self, coming: _Coming) -> None:
         making = coming.making

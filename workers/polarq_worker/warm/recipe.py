@@ -19,7 +19,8 @@ from polarq.contracts.specs import NetworkPolicy, PrepareAction, RuntimeSpec
 from polarq.contracts.task import Task
 from polarq.errors import InvalidTask
 from polarq.topology import Node, Topology
-from polarq_worker.harnesses.base import Harness, WayOut
+from polarq_worker.harnesses.base import Harness
+from polarq_worker.harnesses.environment import WayOut
 from polarq_worker.network.policy import enforced
 from polarq_worker.runtimes.base import Host, Runtime
 from polarq_worker.runtimes.create import usable_class
