@@ -53,7 +53,7 @@ def services(ledger: AsyncLedger, home: Path) -> Services:
         ledger=ledger,
         slots=Slots(prepare=1, ready=1, run=1, post=1),
         warm=Warm.of(topology, node, "", ledger, patience, home),
-        networks=Networks(node, topology, Settings.from_env({}), home / "relay.log", lambda: "http://127.0.0.1:9"),
+        networks=Networks(node, topology, Settings.from_env({}), home / "relay.log"),
         patience=patience,
         spool=Spool(home / "spool", 60),
         state_dir=home,

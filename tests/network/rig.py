@@ -40,9 +40,9 @@ async def serving(handle: Handler, host: str = "127.0.0.1", port: int = 0, path:
             writer.close()
 
     if path:
-        server = await asyncio.start_unix_server(handled, path)
+        server = await asyncio.start_unix_server(handled, path, backlog=1024)
     else:
-        server = await asyncio.start_server(handled, host, port)
+        server = await asyncio.start_server(handled, host, port, backlog=1024)
     try:
         yield 0 if path else port_of(server)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.slow
 LOOK = """
 echo "proxies: $(env | grep -i '_proxy=' | grep -vi '^no_proxy=' | cut -d= -f1 | sort | tr '\\n' ' ')"
 echo "interfaces: $(tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ' | tr '\\n' ' ')"
+echo "health: $(curl -sS -m 60 --noproxy '*' http://127.0.0.1:28080/health 2>/dev/null)"
 echo "proxied: $(curl -sS -m 60 -o /dev/null -w '%{http_connect}' https://example.org 2>/dev/null)"
 for address in HOSTS; do
   echo "direct $address: $(curl -sS -m 60 --noproxy '*' http://$address/ 2>&1 | tail -n 1)"
@@ -90,6 +92,7 @@ def test_by_default_the_model_is_reached_and_everybody_else_is_refused_by_name(
     result, seen = looked(stack, "default", host_service)
     assert (seen["interfaces"], seen["proxies"], seen["proxied"]) == ("lo", PROXIES, "403")
     assert all("from the host" not in said for said in seen.values())
+    assert set(json.loads(seen["health"])) == {"status", "node", "version"}, "it is not the node's own machine"
     sandbox = result.sandbox
     assert sandbox is not None
     assert sandbox.network is NetworkPolicy.PROXY_ONLY
@@ -170,11 +173,11 @@ def test_a_whole_harness_works_offline(tmp_path: Path) -> None:
     assert result.sandbox.network is NetworkPolicy.NONE
 
 
-def test_a_deep_state_folder_and_long_ids_are_no_matter(tmp_path: Path) -> None:
+def test_a_deep_state_folder_long_ids_and_several_proxy_processes_are_no_matter(tmp_path: Path) -> None:
     home = tmp_path / ("d" * (140 - len(str(tmp_path))))
     home.mkdir()
-    with LocalStack(home, scenario=str(write_scenario(home)), nodes=NODES, sections=SECTIONS) as made:
-        task = shell_task("t" * 62, ask(), runtime={**RUNTIME, "network_policy": "none"})
-        result = rollout(made, {**task, "num_samples": 1})
+    nodes = {"node0": {**NODES["node0"], "proxy": {"processes": 2}}}
+    with LocalStack(home, scenario=str(write_scenario(home)), nodes=nodes, sections=SECTIONS) as made:
+        result = rollout(made, shell_task("t" * 62, ask(3), runtime={**RUNTIME, "network_policy": "none"}))
     assert len(result.rollout_id) == 64
     assert result.outcome.state is RolloutState.COMPLETED, result.outcome

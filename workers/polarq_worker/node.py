@@ -100,7 +100,8 @@ class NodeService:
         self.limits = Limits(self.ledger, self.topology, node.id)
         place = replace(place_of(node, self.topology, self.incarnation.id), runs=self.limits.runs)
         relay_log = self.state_dir / "logs" / "relay.log"
-        self.networks = Networks(node, self.topology, self.settings, relay_log, lambda: self.node.proxy_url)
+        at = None if self.proxy is None else self.proxy.relay_address
+        self.networks = Networks(node, self.topology, self.settings, relay_log, at)
         self.warm = Warm.of(self.topology, node, self.incarnation.id, self.ledger, self.patience, self.state_dir)
         self.engine = Engine(
             Services(

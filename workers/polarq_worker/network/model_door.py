@@ -24,7 +24,7 @@ _AWAY = b'{"error": {"message": "the node\'s proxy is away and did not come back
 
 @dataclass(frozen=True, slots=True)
 class ProxyAddress:
-    """Where the node's proxy listens: a Unix socket, or host and port."""
+    """Where the node's proxy listens: a Unix socket (an abstract one begins with NUL), or host and port."""
 
     host: str = ""
     port: int = 0
@@ -111,12 +111,24 @@ async def connected(address: ProxyAddress) -> End:
     try:
         async with asyncio.timeout(_CONNECT_S):
             if address.path:
-                await loop.create_unix_connection(lambda: server, address.path)
+                await loop.create_unix_connection(lambda: server, sock=_unix(address.path))
             else:
                 await loop.create_connection(lambda: server, address.host, address.port)
     except TimeoutError as exc:
         raise OSError("no connection in time") from exc
     return server
+
+
+def _unix(path: str) -> socket.socket:
+    """Connected, or not at all: a Unix socket does not take its time. Its name may be one without a file."""
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    opened.setblocking(False)
+    try:
+        opened.connect(path)
+    except OSError:
+        opened.close()
+        raise
+    return opened
 
 
 class _Client(End):

@@ -43,7 +43,7 @@ def enforced(spec: RuntimeSpec, backend: type[Runtime], host: Host, default: Net
 
 
 def proxy_address(node: Node) -> ProxyAddress:
-    """Where this machine reaches the node's proxy. Raises `RuntimeFault`."""
+    """Where this machine reaches a proxy that its worker did not start. Raises `RuntimeFault`."""
     if node.proxy.unix_socket:
         return ProxyAddress(path=str(Path(node.proxy.unix_socket).expanduser()))
     if node.proxy.mode == "embedded" or node.host not in _EVERYWHERE or not node.public_url.strip():

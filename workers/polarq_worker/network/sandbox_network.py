@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from polarq.contracts.sandbox import Denied
@@ -14,6 +15,7 @@ from polarq.settings import Settings
 from polarq.topology import Node, Topology
 from polarq_worker.harnesses.environment import WayOut
 from polarq_worker.network.denials import Denials
+from polarq_worker.network.model_door import ProxyAddress
 from polarq_worker.network.policy import own_services, proxy_address
 from polarq_worker.network.relay import Door, EgressRules, Relay
 from polarq_worker.runtimes.base import Runtime
@@ -80,14 +82,20 @@ class SandboxNetwork:
 
 
 class Networks:
-    """One node's: its relay, and what its sandboxes reach by it. `proxy_url`: the proxy's address for those online."""
+    """One node's: its relay, and what its sandboxes reach by it. `proxy` says where the relay reaches the node's proxy,
+    and raises `RuntimeFault` where it cannot."""
 
     def __init__(
-        self, node: Node, topology: Topology, settings: Settings, log_path: Path, proxy_url: Callable[[], str]
+        self,
+        node: Node,
+        topology: Topology,
+        settings: Settings,
+        log_path: Path,
+        proxy: Callable[[], ProxyAddress] | None = None,
     ) -> None:
-        self.relay = Relay(log_path, lambda: proxy_address(node))
         self._node = node
-        self._proxy_url = proxy_url
+        self._proxy = proxy or partial(proxy_address, node)
+        self.relay = Relay(log_path, self._proxy)
         self._closed_services = sorted(own_services(topology, settings))
 
     async def connect(
@@ -97,8 +105,8 @@ class Networks:
         too. Raises `RuntimeFault`."""
         settings = self._node.runtimes
         if policy is NetworkPolicy.FULL:
-            return SandboxNetwork(policy, self.relay, self._proxy_url(), settings.egress_port)
-        proxy_address(self._node)
+            return SandboxNetwork(policy, self.relay, self._node.proxy_url, settings.egress_port)
+        self._proxy()
         network = SandboxNetwork(policy, self.relay, f"http://127.0.0.1:{settings.model_port}", settings.egress_port)
         rules = None
         if policy is not NetworkPolicy.NONE:
