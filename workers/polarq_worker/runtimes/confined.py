@@ -29,6 +29,19 @@ Base = Path | int
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+_thread = threading.local()
+"""`owner` of what this thread makes: (user, group), or absent for its own."""
+
+
+def as_owner(owner: tuple[int, int], function: Transfer, *args: object) -> object:
+    """Calls one of these functions; what it makes belongs to `owner`."""
+    _thread.owner = owner
+    try:
+        return function(*args)
+    finally:
+        del _thread.owner
+
+
 class Stopped(Exception):
     """The copy was asked to stop."""
 
@@ -84,11 +97,12 @@ def put_dir(base: Base, parts: list[str], source: Path, progress: Progress) -> N
     if not parts:
         raise RuntimeFault("the sandbox's own folder cannot be replaced; upload into a folder below it")
     with _parent(base, parts, create=True) as (folder, name):
-        temporary = f".{name}.{secrets.token_hex(8)}"
+        temporary = f".polarq-{secrets.token_hex(8)}"
         os.mkdir(temporary, 0o700, dir_fd=folder)
         try:
             with _opened(temporary, FOLDER, folder) as target:
                 _fill(target, source, progress)
+                _give_away(target)
                 os.fchmod(target, stat.S_IMODE(source.stat().st_mode) | 0o700)
             _remove(name, folder)
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -142,9 +156,7 @@ def _folder(base: Base, parts: list[str], *, create: bool) -> Iterator[int]:
     handle = os.open(base, FOLDER) if isinstance(base, Path) else os.dup(base)
     try:
         for done, part in enumerate(parts):
-            if create:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, 0o755, dir_fd=handle)
+            made = create and _make_folder(part, handle)
             try:
                 inner = os.open(part, FOLDER, dir_fd=handle)
             except OSError as exc:
@@ -154,6 +166,8 @@ def _folder(base: Base, parts: list[str], *, create: bool) -> Iterator[int]:
                 raise
             os.close(handle)
             handle = inner
+            if made:
+                _give_away(handle)
         yield handle
     finally:
         os.close(handle)
@@ -196,10 +210,11 @@ def _regular(name: str, folder: int) -> Iterator[int]:
 @contextlib.contextmanager
 def _replacing(folder: int, name: str, mode: int) -> Iterator[int]:
     """A new file that takes the place of `name` when it is whole; a link of that name is replaced, not followed."""
-    temporary = f".{name[:200]}.{secrets.token_hex(8)}"
+    temporary = f".polarq-{secrets.token_hex(8)}"
     try:
         with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, folder) as handle:
             yield handle
+            _give_away(handle)
             os.fchmod(handle, mode)
         try:
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -217,10 +232,12 @@ def _fill(target: int, source: Path, progress: Progress) -> None:
             progress.count(files=1)
             if entry.is_symlink():
                 os.symlink(Path(entry.path).readlink(), entry.name, dir_fd=target)
+                _give_link_away(entry.name, target)
             elif entry.is_dir():
                 os.mkdir(entry.name, 0o700, dir_fd=target)
                 with _opened(entry.name, FOLDER, target) as inner:
                     _fill(inner, Path(entry.path), progress)
+                    _give_away(inner)
                     os.fchmod(inner, stat.S_IMODE(entry.stat().st_mode) | 0o700)
             elif entry.is_file():
                 _copy_in(target, entry, progress)
@@ -233,6 +250,7 @@ def _copy_in(target: int, entry: os.DirEntry[str], progress: Progress) -> None:
         while data := file.read(CHUNK):
             progress.count(size=len(data))
             _write_all(out, data)
+        _give_away(out)
         os.fchmod(out, mode)
 
 
@@ -300,6 +318,25 @@ def _copy_out(source: int, target: Path, progress: Progress) -> int:
         target.unlink(missing_ok=True)
         raise
     return progress.bytes - before
+
+
+def _make_folder(name: str, folder: int) -> bool:
+    """Whether it was not there yet."""
+    try:
+        os.mkdir(name, 0o755, dir_fd=folder)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _give_away(handle: int) -> None:
+    if hasattr(_thread, "owner"):
+        os.fchown(handle, *_thread.owner)
+
+
+def _give_link_away(name: str, folder: int) -> None:
+    if hasattr(_thread, "owner"):
+        os.chown(name, *_thread.owner, dir_fd=folder, follow_symlinks=False)
 
 
 def _remove(name: str, folder: int) -> None:

@@ -83,6 +83,12 @@ class PrivateFolder:
         named = f" or {self.workdir}" if self.named_workdir and not self._walled else ""
         raise RuntimeFault(f"'{path}' is outside the sandbox; use a path below {SESSION_DIR}{named}")
 
+    def parts(self) -> list[Path]:
+        """Session, home and temporary folder as programs left them, by paths that other processes of ours may use."""
+        if self.inside is None:
+            return [self.session, self.home, self.tmp]
+        return [Path(f"/proc/{os.getpid()}/fd/{self.inside}{seen}") for seen in (SESSION_DIR, HOME_DIR, TMP_DIR)]
+
     def _places(self) -> list[tuple[str | PurePosixPath, Path]]:
         if not self._walled:
             return [(str(self.session), self.session), (str(self.root), self.root), (self.workdir, Path(self.workdir))]
@@ -119,21 +125,20 @@ class PrivateFolder:
         for folder in (self.session, self.home, self.run):
             folder.chmod(0o755)
         self.tmp.chmod(0o1777)
-        self.furnish()
+        for folder in (self.session, self.home, self.tmp):
+            self._give(folder)
 
     def furnish(self) -> None:
-        """What is in a new sandbox, for its owner; what is there already stays (blocks)."""
-        below = [(seen, Path(base)) for seen, base in self._places()]
-        for path in (self.layout.artifacts_dir, self.layout.agent_log_dir, self.layout.eval_log_dir, str(self.workdir)):
-            for seen, base in below[:1] if not self._walled else below:
-                if PurePosixPath(path).is_relative_to(seen):
-                    made = base
-                    for part in PurePosixPath(path).relative_to(seen).parts:
-                        made = made / part
-                        made.mkdir(exist_ok=True)
-                        self._give(made)
-        for _, base in below if self._walled else ():
-            self._give(base)
+        """The folders of a session that starts from nothing (blocks)."""
+        layout = self.layout
+        for path in (layout.artifacts_dir, layout.agent_log_dir, layout.eval_log_dir, str(self.workdir)):
+            seen, base = self._places()[0]
+            if PurePosixPath(path).is_relative_to(seen):
+                for part in PurePosixPath(path).relative_to(seen).parts:
+                    base = base / part
+                    if not base.exists():
+                        base.mkdir()
+                        self._give(base)
 
     def _give(self, folder: Path) -> None:
         if self.owner is not None and os.geteuid() == 0:

@@ -158,7 +158,10 @@ class Nursery:
         """Of the nursery: one that was killed is still seen for a while, by us and by wardens that it forked."""
 
     def warden(self, stderr: int, walls: Walls | None) -> tuple[socket.socket, int]:
-        """A new warden's control socket, and its pid as we see it (blocks). Raises `OSError`, or `WardenLost` when it ended at once."""
+        """A new warden's control socket, and its pid as we see it (blocks).
+
+        Raises `OSError`, or `WardenLost` when it ended at once.
+        """
         for _ in range(TRIES):
             ours, theirs = socket.socketpair()
             # Then the kernel says who writes.
