@@ -26,6 +26,7 @@ from polarq.ledger import Claim
 from polarq_worker.outcomes import OF_OTHERS
 from polarq_worker.runtimes.base import Runtime
 from polarq_worker.runtimes.exec_times import ExecTimes
+from polarq_worker.spent import measured
 from polarq_worker.stages.prepare import PrepareFailed
 from polarq_worker.warm.making import Begun, Maker
 from polarq_worker.warm.recipe import Recipe
@@ -248,7 +249,9 @@ class WarmPool:
         # Looking at it is no command of its rollout's.
         times, member.runtime.exec_times = member.runtime.exec_times, ExecTimes()
         try:
-            if await member.runtime.alive():
+            with measured("sandbox_check_s"):
+                lives = await member.runtime.alive()
+            if lives:
                 return True
             log.warning("sandbox %s died while it waited; another one is taken", member.runtime.runtime_id)
         except PolarqError as exc:
