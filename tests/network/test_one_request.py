@@ -76,6 +76,17 @@ def test_what_says_where_a_body_ends_cannot_be_taken_out_of_a_request() -> None:
     assert b"Transfer-Encoding: chunked\r\n" in head.forwarded
 
 
+def test_a_body_is_as_long_as_it_says() -> None:
+    body = Body(5)
+    assert [body.take(b"abc"), body.done, body.take(b"deGET /"), body.done, body.take(b"more")] == [
+        b"abc",
+        False,
+        b"de",
+        True,
+        b"",
+    ]
+
+
 def test_a_chunked_body_is_written_anew_wherever_it_is_cut() -> None:
     raw = b"5 ;ext=1\r\nhello\r\n00a\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\nGET / HTTP/1.1\r\n"
     for size in (1, 2, 3, 7, len(raw)):
