@@ -231,9 +231,10 @@ def main() -> int:
     parser.parse_args()
     rollouts = load()
     runs = [one.run_s for one in rollouts]
+    tasks = len({one.task for one in rollouts})
     print(
-        f"{len(rollouts)} rollouts of {len({one.task for one in rollouts})} recipes; run"
-        f" {statistics.median(runs):.0f} s in the middle, {statistics.mean(runs):.0f} s on average, {max(runs):.0f} s at most; {RUN} run slots"
+        f"{len(rollouts)} rollouts of {tasks} recipes; run {statistics.median(runs):.0f} s in the middle,"
+        f" {statistics.mean(runs):.0f} s on average, {max(runs):.0f} s at most; {RUN} run slots"
     )
     print(f"{'':24}{'occupancy':>10}{'hours':>8}{'sandboxes at most':>19}{'on average':>12}{'prepared':>10}")
     twice = 2 * len(rollouts)
