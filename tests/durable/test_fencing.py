@@ -42,7 +42,9 @@ async def nothing(*_: Any) -> None:
 
 
 def services(ledger: AsyncLedger, home: Path) -> Services:
-    topology = Topology()
+    # What these rollouts wait for are host files.
+    open_to_files = {"id": "node0", "runtimes": {"local": {"isolation": "none"}}}
+    topology = Topology.parse({"gateway": {"nodes": [open_to_files]}})
     node = topology.resolve(topology.gateway.nodes[0].id)
     (home / "rollouts").mkdir(parents=True)
     patience = Patience()
