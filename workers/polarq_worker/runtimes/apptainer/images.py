@@ -34,8 +34,9 @@ ARCHIVES = ("docker-archive", "oci-archive", "oci")
 SOURCES = (*ARCHIVES, "docker-daemon", "docker", "oras", "library", "shub", "http", "https")
 POLL_S = 0.05
 DAEMON_SOCKET = "/var/run/docker.sock"
-ROOM_BYTES = 4 << 20
-"""A disk with less room than this, after a conversion that failed on it, was full."""
+ROOM_BYTES = 64 << 20
+"""A disk with less room than this, or than an archive unpacked and packed again, was full if a conversion failed on it;
+what the program had written by then it may have removed."""
 SIF_UUID = slice(48, 64)
 """Where a SIF file has its identity: behind the launcher (32 bytes), the magic (10), a version and an architecture."""
 
@@ -82,13 +83,15 @@ async def _convert(image: str, target: Path, program: Program) -> Image:
     try:
         work.mkdir()
         part = work / "image.sif"
-        said = await program.call("build", "--no-cleanup", *_login(), str(part), image, run_dir=work / "run")
+        options = ["--disable-cache", "--no-cleanup", *_login()]
+        said = await program.call("build", *options, str(part), image, run_dir=work / "run")
         if said.code != 0 or not part.is_file():
             disk = os.statvfs(work)
-            if disk.f_bavail * disk.f_frsize < ROOM_BYTES:
+            left = disk.f_bavail * disk.f_frsize
+            if left < max(ROOM_BYTES, 2 * _source_bytes(image)):
                 raise DiskFull(
-                    f"image '{image}' cannot be converted: the disk of {target.parent} is full; free some space, or "
-                    "set POLARQ_STATE_DIR to a larger disk"
+                    f"image '{image}' cannot be converted: {said.why}; {left >> 20} MB are left for {target.parent}, "
+                    "free some space, or set POLARQ_STATE_DIR to a larger disk"
                 )
             raise RuntimeFault(f"image '{image}' cannot be converted: {said.why}")
         return await asyncio.to_thread(_finish, part, target)
@@ -156,6 +159,11 @@ def _state(source: str, image: str) -> str:
             raise ImageMissing(cannot(f"image '{image}' cannot be read", exc)) from exc
         return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
     return _daemon_id(image.partition(":")[2].removeprefix("//")) if source == "docker-daemon" else ""
+
+
+def _source_bytes(image: str) -> int:
+    path = Path(image.partition(":")[2].removeprefix("//"))
+    return path.stat().st_size if source_of(image) in ARCHIVES and path.is_file() else 0
 
 
 def _daemon_id(name: str) -> str:

@@ -380,7 +380,11 @@ class ApptainerRuntime(Runtime):
         if said.code != 0:
             raise RuntimeFault(f"image '{self.spec.image}' runs no commands: {said.why}")
         pairs = (entry.decode("utf-8", "surrogateescape").partition("=") for entry in said.out.split(b"\0") if entry)
-        return {name: text for name, _, text in pairs if not name.startswith(NOT_OF_IMAGE)}
+        environment = {name: text for name, _, text in pairs if not name.startswith(NOT_OF_IMAGE)}
+        if environment.get("LANG") == "C":
+            # The program's own, where the image has none.
+            del environment["LANG"]
+        return environment
 
 
 def store_of(host: Host) -> Path | None:
