@@ -14,7 +14,6 @@ ends with its worker; its note in `instances/` is for the case that this one was
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import socket
@@ -22,7 +21,6 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import Reach, SandboxRecord
@@ -31,12 +29,13 @@ from polarq.errors import RuntimeFault, SandboxLost
 from polarq_worker.runtimes import confined
 from polarq_worker.runtimes.apptainer import wishes
 from polarq_worker.runtimes.apptainer.commands import Commands, Order
+from polarq_worker.runtimes.apptainer.files import InsideFiles
 from polarq_worker.runtimes.apptainer.images import bring
 from polarq_worker.runtimes.apptainer.instance import Instance, Note, name_of, stop_noted
 from polarq_worker.runtimes.apptainer.layers import Layers
 from polarq_worker.runtimes.apptainer.limits import out_of_memory_kills
 from polarq_worker.runtimes.apptainer.program import Program, find
-from polarq_worker.runtimes.apptainer.users import User, look_up
+from polarq_worker.runtimes.apptainer.users import User
 from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout, Snapshot
 from polarq_worker.runtimes.confined import Progress
 from polarq_worker.runtimes.fetched import Fetched
@@ -45,13 +44,9 @@ from polarq_worker.runtimes.processes import ProcessTree, Walls, WardenLost, uni
 from polarq_worker.runtimes.texts import cannot
 
 INSIDE = Path(__file__).with_name("inside.py")
-OWN_DIR = "/polar/run"
-"""In the sandbox: the scripts of commands."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NOT_OF_IMAGE = ("APPTAINER_", "SINGULARITY_", "PROMPT_COMMAND", "PS1", "HOME", "PWD", "SHLVL", "TERM", "_", "BASH_FUNC")
 OUT_OF_MEMORY = "its memory was used up, and the kernel killed a process of it"
-NOT_FILES = ("proc", "sys", "dev")
-"""Kernel interfaces: the worker may be root, and what a sandbox's root may not write there, an upload must not."""
 
 
 class ApptainerRuntime(Runtime):
@@ -69,8 +64,7 @@ class ApptainerRuntime(Runtime):
         self._instance: Instance | None = None
         self._tree: ProcessTree | None = None
         self._commands: Commands | None = None
-        self._files: int | None = None
-        """The sandbox's root folder, open."""
+        self._files: InsideFiles | None = None
         self._layers: list[Path] = []
         self._held: list[int] = []
         self._environment: dict[str, str] = {}
@@ -153,13 +147,13 @@ class ApptainerRuntime(Runtime):
         await instance.start(image.path, chosen)
         self._environment = await self._image_environment(program, image.path)
         try:
-            self._files = await in_thread(_open_root, instance.pid)
+            self._files = await in_thread(InsideFiles, instance.pid)
             inside = Walls([sys.executable, "-E", "-s", "-S", str(INSIDE), "CONTROL", str(instance.pid)])
             self._tree = ProcessTree(self.root / "run" / "warden.stderr", inside)
             await self._tree.start()
             self._commands = Commands(self._tree)
             self._lost = ""
-            await in_thread(self._make_inside)
+            await in_thread(self._files.make, self._layout, self.workdir, self.spec.user)
         except OSError as exc:
             raise RuntimeFault(cannot("the instance cannot be entered", exc)) from exc
 
@@ -203,8 +197,7 @@ class ApptainerRuntime(Runtime):
     async def _stop(self) -> None:
         clean = True
         if self._files is not None:
-            os.close(self._files)
-            self._files = None
+            self._files.close()
         if self._instance is not None:
             clean = await self._instance.stop()
         if self._commands is not None:
@@ -243,8 +236,8 @@ class ApptainerRuntime(Runtime):
         folder = str(PurePosixPath(self.workdir) / (cwd or ""))
         killed = out_of_memory_kills(self._instance.pid)
         try:
-            who = await in_thread(look_up, self._files, user or str(os.geteuid()))
-            argv = list(command) if not isinstance(command, str) else await self._script(number, command)
+            who = await in_thread(self._files.user, user or str(os.geteuid()))
+            argv = list(command) if not isinstance(command, str) else await self._files.script(number, command)
             fed = self.root / "run" / f"{number}.stdin" if stdin else None
             if fed is not None and stdin is not None:
                 await uninterrupted(in_thread(write_private, fed, stdin))
@@ -268,7 +261,7 @@ class ApptainerRuntime(Runtime):
             return ExecResult(ExecKind.SANDBOX_LOST, message=self._lost)
         finally:
             if isinstance(command, str):
-                await uninterrupted(self._remove_script(number))
+                await uninterrupted(self._files.remove_script(number))
         return result if result.ok else await self._with_memory(result, killed)
 
     async def _with_memory(self, result: ExecResult, killed: int) -> ExecResult:
@@ -286,17 +279,6 @@ class ApptainerRuntime(Runtime):
             return "the process that its commands hang under was killed"
         return "its instance has ended"
 
-    async def _script(self, number: int, text: str) -> list[str]:
-        path = f"{OWN_DIR}/{number}.sh"
-        data = text.encode("utf-8", "surrogateescape")
-        await uninterrupted(in_thread(confined.put_bytes, self._files, confined.parts_of(path), data, 0o644))
-        return ["bash", "-o", "pipefail", path]
-
-    async def _remove_script(self, number: int) -> None:
-        if self._files is not None:
-            with contextlib.suppress(OSError, RuntimeFault):
-                await in_thread(confined.remove, self._files, confined.parts_of(f"{OWN_DIR}/{number}.sh"))
-
     def _env(self, env: Mapping[str, str] | None, folder: str, who: User) -> dict[str, str]:
         home = who.home or ("/root" if who.uid == 0 else SESSION_DIR)
         standard = {"LANG": "C.UTF-8", "TERM": "dumb", "PATH": PATH, "HOME": home, "SHELL": "/bin/bash"}
@@ -306,47 +288,31 @@ class ApptainerRuntime(Runtime):
 
     async def put_file(self, source: Path, target: str) -> None:
         progress = Progress()
-        await self._transfer("upload to", progress, confined.put_file, target, source, progress)
+        await self._moved("upload to", progress, confined.put_file, target, source, progress)
 
     async def put_dir(self, source: Path, target: str) -> None:
         progress = Progress()
-        await self._transfer("upload to", progress, confined.put_dir, target, source, progress)
+        await self._moved("upload to", progress, confined.put_dir, target, source, progress)
 
     async def put_bytes(self, data: bytes, target: str, mode: int = 0o644) -> None:
-        await self._transfer("write", Progress(), confined.put_bytes, target, data, mode)
+        await self._moved("write", Progress(), confined.put_bytes, target, data, mode)
 
     async def get_file(self, source: str, target: Path, max_bytes: int) -> None:
         progress = Progress(max_bytes=max_bytes)
-        await self._transfer("fetch", progress, confined.get_file, source, target, progress)
+        await self._moved("fetch", progress, confined.get_file, source, target, progress)
 
     async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> Fetched:
         progress = Progress(max_bytes=max_bytes, max_files=max_files)
-        fetched = await self._transfer("fetch", progress, confined.get_dir, source, target, progress)
+        fetched = await self._moved("fetch", progress, confined.get_dir, source, target, progress)
         assert isinstance(fetched, Fetched)
         return fetched
 
-    async def _transfer(
+    async def _moved(
         self, what: str, progress: Progress, function: confined.Transfer, path: str, *args: object
     ) -> object:
         if self._lost or self._files is None:
             raise SandboxLost(f"{what} {path}: the sandbox was lost: {self._lost}")
-        parts = confined.parts_of(str(PurePosixPath(self.workdir) / path))
-        if parts[:1] and parts[0] in NOT_FILES:
-            raise RuntimeFault(f"{what} {path}: /{parts[0]} is the kernel's; name a file elsewhere")
-        # A handle of its own: the sandbox may be stopped while threads are at it.
-        files = os.dup(self._files)
-        work = asyncio.ensure_future(in_thread(function, files, parts, *args))
-        work.add_done_callback(lambda _: os.close(files))
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            progress.stop()
-            await uninterrupted(_settled(work))
-            raise
-        except RuntimeFault as exc:
-            raise type(exc)(f"{what} {path}: {exc}") from None
-        except OSError as exc:
-            raise RuntimeFault(cannot(f"{what} {path}", exc)) from exc
+        return await self._files.move(what, progress, function, str(PurePosixPath(self.workdir) / path), *args)
 
     # --- its parts
 
@@ -360,17 +326,6 @@ class ApptainerRuntime(Runtime):
             raise RuntimeFault(f"{self.root} exists already; a sandbox's folder is never shared") from None
         except OSError as exc:
             raise RuntimeFault(cannot(f"the sandbox's folder {self.root} cannot be made", exc)) from exc
-
-    def _make_inside(self) -> None:
-        assert self._files is not None
-        layout = self._layout
-        owner = look_up(self._files, self.spec.user) if self.spec.user is not None else None
-        own = (layout.session_dir, layout.artifacts_dir, layout.agent_log_dir, layout.eval_log_dir, self.workdir)
-        for path in (OWN_DIR, *own):
-            confined.make_dir(self._files, confined.parts_of(path))
-        if owner is not None:
-            for path in own[:4]:
-                confined.give(self._files, confined.parts_of(path), owner.uid, owner.gid)
 
     async def _image_environment(self, program: Program, image: Path) -> dict[str, str]:
         """What the image sets for its programs, as the program (which reads its scripts) has it."""
@@ -389,12 +344,3 @@ class ApptainerRuntime(Runtime):
 
 def store_of(host: Host) -> Path | None:
     return None if host.folder is None else Path(os.path.realpath(host.folder)) / "apptainer"
-
-
-def _open_root(pid: int) -> int:
-    return os.open(f"/proc/{pid}/root", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-
-async def _settled(work: asyncio.Future[Any]) -> None:
-    await asyncio.wait([work])
-    work.exception()
