@@ -21,6 +21,19 @@ class StageMetrics(Contract):
     postrun_inflight: int = Field(0, ge=0)
 
 
+class PoolMetrics(Contract):
+    """A node's warm pool: sandboxes made ahead, what recipes left on disk, and how sandboxes were come by so far."""
+
+    idle: int = Field(0, ge=0)
+    coming: int = Field(0, ge=0)
+    """Being made ahead."""
+    snapshots: int = Field(0, ge=0)
+    snapshots_mb: int = Field(0, ge=0)
+    taken_warm: int = Field(0, ge=0)
+    taken_from_snapshot: int = Field(0, ge=0)
+    taken_cold: int = Field(0, ge=0)
+
+
 class NodeHealth(Contract):
     """What the node last saw of its parts. None: not checked yet."""
 
@@ -51,6 +64,7 @@ class NodeRecord(Contract):
     max_run_workers: int = Field(1, ge=1)
     max_postrun_workers: int = Field(1, ge=1)
     metrics: StageMetrics = StageMetrics()
+    pool: PoolMetrics = PoolMetrics()
     loop_lag_s: float | None = Field(None, ge=0)
     """How late the engine's loop turns: 99th percentile of the last minute, in seconds."""
     queue_depth: int = Field(0, ge=0)

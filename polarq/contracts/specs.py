@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from polarq.contracts.base import ID_PATTERN, Contract
+from polarq.hosts import AllowedHost
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 NonBlank = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
@@ -118,6 +119,13 @@ class RuntimeSpec(Contract):
     kwargs: dict[str, Any] = {}
 
     _env = field_validator("env")(_checked_env)
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _hosts_that_there_can_be(cls, entries: list[str]) -> list[str]:
+        for entry in entries:
+            AllowedHost.parse(entry)
+        return entries
 
     @model_validator(mode="after")
     def _image_where_one_is_needed(self) -> Self:

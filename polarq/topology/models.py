@@ -19,6 +19,7 @@ from polarq.contracts.completion import SideKind
 from polarq.contracts.specs import NetworkPolicy, RuntimeSpec
 from polarq.errors import InvalidTopology
 from polarq.topology.addresses import one_machine, overlap, unix_path
+from polarq.topology.artifacts import ArtifactsSection
 from polarq.topology.redis_address import Sentinels
 from polarq.topology.runtimes import RuntimesSection
 
@@ -540,6 +541,7 @@ class Topology(Contract):
     gateway: GatewaySection = Field(GatewaySection(), description="The nodes.")
     security: SecuritySection = Field(SecuritySection(), description="What tasks may do.")
     retention: RetentionSection = Field(RetentionSection(), description="What is kept.")
+    artifacts: ArtifactsSection = Field(ArtifactsSection(), description="Files that come back from sandboxes.")
     budgets: BudgetsSection = Field(BudgetsSection(), description="Limits on tasks.")
     limits: LimitsSection = Field(
         LimitsSection(),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from polarq.contracts.base import Contract
 
+Port = Annotated[int, Field(gt=0, lt=65536)]
 NonEmpty = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
@@ -67,4 +68,16 @@ class RuntimesSection(Contract):
     local: LocalRuntimeSection = Field(LocalRuntimeSection(), description="The backend local.")
     docker: DockerRuntimeSection = Field(DockerRuntimeSection(), description="The backend docker.")
     apptainer: ApptainerRuntimeSection = Field(ApptainerRuntimeSection(), description="The backend apptainer.")
+    model_port: Port = Field(
+        28080, description="Port on an offline sandbox's own loopback at which its harness finds the model."
+    )
+    egress_port: Port = Field(
+        28081, description="Port there of the HTTP proxy that lets out what the network policy allows."
+    )
     pool: WarmPoolSection = Field(WarmPoolSection(), description="Sandboxes made ahead, and snapshots.")
+
+    @model_validator(mode="after")
+    def _two_ports(self) -> Self:
+        if self.model_port == self.egress_port:
+            raise ValueError(f"model_port and egress_port are both {self.model_port}; they are two doors")
+        return self

@@ -24,8 +24,7 @@ class Box(LocalRuntime):
 
     async def start(self, *, snapshot: str | None = None, online: bool = True) -> None:
         await super().start(snapshot=snapshot, online=online)
-        process = subprocess.Popen(["/bin/sleep", "86400"], env={}, start_new_session=True, close_fds=True)
-        Path(self.handle).write_text(str(process.pid))
+        begin(Path(self.handle))
 
     async def stop(self) -> None:
         end(Path(self.handle))
@@ -40,6 +39,11 @@ class RemoteBox(Box):
     """One that any worker can stop."""
 
     reach: ClassVar[Reach] = Reach.ANYWHERE
+
+
+def begin(handle: Path) -> None:
+    process = subprocess.Popen(["/bin/sleep", "86400"], env={}, start_new_session=True, close_fds=True)
+    handle.write_text(str(process.pid))
 
 
 def end(handle: Path) -> None:

@@ -116,6 +116,8 @@ async def test_metrics_are_prometheus_text_about_tasks_rollouts_and_nodes(shim: 
         'polarq_node_queue_depth{node="node0"} 3',
         'polarq_node_stage{node="node0",stage="run_inflight"} 2',
         'polarq_node_capacity{node="node0",stage="run"} 3',
+        'polarq_node_pool{node="node0",what="idle"} 0',
+        'polarq_node_sandboxes_taken_total{node="node0",from="warm"} 0',
         "polarq_ledger_up 1",
         'polarq_http_requests_total{method="POST",route="/rollout/task/submit",status="200"} 1',
         'polarq_http_requests_total{method="GET",route="other",status="404"} 1',

@@ -1,4 +1,4 @@
-"""The local runtime keeps the contract of every runtime, and what it promises beyond."""
+"""What the local runtime promises beyond the contract, without walls."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import pytest
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
-from polarq.testing.runtime_contract import CONTRACT_ENV, RuntimeContract, appears
+from polarq.testing.runtime_contract import appears
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.capture import LOG_CAP_BYTES
 from polarq_worker.runtimes.local import LocalRuntime
 
 from ..needs import not_here
+from .local_here import settings
 
 LONG_S = 120.0
 
@@ -72,7 +73,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def started(root: Path, **spec: object) -> LocalRuntime:
-    runtime = LocalRuntime(RuntimeSpec.parse({"backend": "local", **spec}), runtime_id="r1", root=root)
+    """One without walls: most of what is looked at here is on the machine."""
+    host = Host(settings=settings("none"))
+    runtime = LocalRuntime(RuntimeSpec.parse({"backend": "local", **spec}), runtime_id="r1", root=root, host=host)
     await runtime.start()
     return runtime
 
@@ -82,14 +85,6 @@ async def runtime(tmp_path: Path) -> AsyncIterator[LocalRuntime]:
     runtime = await started(tmp_path / "root")
     yield runtime
     await runtime.stop()
-
-
-class TestLocalRuntime(RuntimeContract):
-    @pytest.fixture
-    async def runtime(self, tmp_path: Path) -> AsyncIterator[LocalRuntime]:
-        runtime = await started(tmp_path / "root", env=CONTRACT_ENV)
-        yield runtime
-        await runtime.stop()
 
 
 async def test_the_folder_is_private_and_gone_after_stop(tmp_path: Path) -> None:
@@ -377,10 +372,9 @@ async def test_a_full_disk_is_said_as_such(small_disk: Path) -> None:
     "spec",
     [
         {"image": "python:3.12"},
-        {"cpus": 2},
-        {"memory_mb": 512},
         {"storage_mb": 512},
         {"gpus": 1},
+        {"user": "root"},
         {"allow_internet": False},
         {"network": "bridge"},
         {"internet_volumes": ["/a:/b"]},
@@ -390,12 +384,14 @@ async def test_a_full_disk_is_said_as_such(small_disk: Path) -> None:
     ],
 )
 def test_what_local_cannot_give_is_said_with_its_key(spec: dict[str, object]) -> None:
-    problems = LocalRuntime.problems(RuntimeSpec.parse({"backend": "local", **spec}), Host())
+    problems = LocalRuntime.problems(RuntimeSpec.parse({"backend": "local", **spec}), Host(settings=settings("none")))
     assert len(problems) == 1
     assert problems[0].startswith(next(iter(spec)))
 
 
-def test_a_plain_spec_has_no_problems() -> None:
+@pytest.mark.parametrize("isolation", ["none", "auto"])
+def test_a_plain_spec_has_no_problems(isolation: str) -> None:
+    host = Host(settings=settings(isolation))
     assert (
-        LocalRuntime.problems(RuntimeSpec(backend="local", network="host", workdir="/polar/session/repo"), Host()) == []
+        LocalRuntime.problems(RuntimeSpec(backend="local", network="host", workdir="/polar/session/repo"), host) == []
     )

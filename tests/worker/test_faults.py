@@ -107,7 +107,6 @@ def test_a_missing_harness_program_is_named_with_how_to_get_it(stack: LocalStack
         ("harness", {"agent": {"harness": "no_such"}}, B.TASK, "no_such"),
         ("evaluator", {"evaluator": {"strategy": "no_such"}}, B.TASK, "no_such"),
         ("builder", {"builder": {"strategy": "no_such"}}, B.TASK, "no_such"),
-        ("import", {"agent": {"import_path": "os:system"}}, B.TASK, "allowed_modules"),
         ("gpus", {"runtime": {"backend": "local", "gpus": 1}}, B.TASK, "gpus"),
     ],
 )
@@ -211,6 +210,7 @@ def test_a_full_disk_is_said_as_such_and_the_node_goes_on(small_disk: Path, tmp_
         assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.PREPARE)
         assert "No space left" in result.outcome.message
         result = run(own, shell_task("full-write", f"{ask(1)}\nhead -c 9000000 /dev/zero > big || exit 7"))
-        assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.HARNESS)
+        assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.RUNTIME)
+        assert (result.outcome.reason, result.reward) == ("disk_full", None)
         assert "No space left" in result.outcome.message
         assert run(own, shell_task("full-after", ask(1))).outcome.state is S.COMPLETED

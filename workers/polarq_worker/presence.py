@@ -142,6 +142,7 @@ class Presence:
             max_run_workers=self.flags.resized(node).max_run_workers,
             max_postrun_workers=node.max_postrun_workers,
             metrics=self._engine.services.slots.metrics(),
+            pool=self._engine.services.warm.pool.metrics(),
             loop_lag_s=round(self._watch.lag_s, 4),
             proxy_url=node.proxy_url,
             inference_url=endpoint.base_url,

@@ -8,7 +8,8 @@ from typing import Any
 
 from polarq.contracts.evaluators import TestOnOutputConfig
 from polarq.contracts.rollout import ExecKind
-from polarq.errors import EvaluatorFault
+from polarq.contracts.sandbox import ExecCategory
+from polarq.errors import EvaluatorFault, OutOfMemory, SandboxLost
 from polarq_worker.evaluators import patches
 from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut
 from polarq_worker.evaluators.expectations import Comparison, compare, path_of
@@ -220,7 +221,11 @@ class Grading:
                 f"only {limit_s:.0f} s of the evaluation's budget were left for the tests, and they took longer;"
                 " raise timeouts.evaluate_s"
             )
-        if result.kind in {ExecKind.COULD_NOT_START, ExecKind.SANDBOX_LOST}:
+        if result.kind is ExecKind.SANDBOX_LOST:
+            raise SandboxLost(f"the test command could not be run: {result.why}")
+        if result.out_of_memory and not result.ok:
+            raise OutOfMemory(f"the sandbox ran out of memory while it was graded ({result.why}); see log {log}")
+        if result.kind is ExecKind.COULD_NOT_START:
             raise EvaluatorFault(f"the test command could not be run: {result.why}")
         self.report.update(
             {
@@ -302,7 +307,12 @@ class Grading:
         script = 'while IFS= read -r -d "" path; do if [ -e "$path" ]; then printf "%s\\0" "$path"; fi; done'
         names = "".join(f"{path}\0" for path in paths).encode("utf-8", "surrogateescape")
         result = await runtime.exec(
-            ["bash", "-c", script], cwd=self._config.repo_dir, env=self._env, stdin=names, timeout_s=self._step_s()
+            ["bash", "-c", script],
+            cwd=self._config.repo_dir,
+            env=self._env,
+            stdin=names,
+            timeout_s=self._step_s(),
+            category=ExecCategory.VERIFIER,
         )
         return result.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] if paths else []
 

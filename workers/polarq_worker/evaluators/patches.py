@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polarq.contracts.rollout import ExecKind
+from polarq.contracts.sandbox import ExecCategory
 from polarq.errors import EvaluatorFault, RuntimeFault
 from polarq_worker.evaluators.base import EvaluationTimedOut
 from polarq_worker.evaluators.snapshot import MAX_PATCH_BYTES, QUIET_SHELL
 from polarq_worker.runtimes.base import SCRATCH_DIR, ExecResult, Runtime
 
+_OURS = ExecCategory.REPOSITORY
 _GLOB = re.compile(r"([*?\[\]\\])")
 
 _APPLY_TREE = """
@@ -68,7 +70,9 @@ async def print_patch(
     inside = f"{runtime.layout.session_dir}/{SCRATCH_DIR}/patch_command.diff"
     variables = {"POLARQ_PATCH": inside, "POLARQ_HEAD": head}
     script = f'mkdir -p "$(dirname "$POLARQ_PATCH")"\n{_PRINT % command}'
-    result = await runtime.exec(script, cwd=folder, env={**env, **variables}, timeout_s=timeout_s, log="eval/patch")
+    result = await runtime.exec(
+        script, cwd=folder, env={**env, **variables}, timeout_s=timeout_s, log="eval/patch", category=_OURS
+    )
     if result.kind is ExecKind.TIMED_OUT:
         raise EvaluationTimedOut(f"patch_command: {result.why}; see apply_timeout")
     if not result.ok:
@@ -103,7 +107,7 @@ async def apply_patch(
     result = await _git_apply(runtime, folder, script, arguments, env, timeout_s)
     if not result.ok and not patch.without and not reverse:
         fuzzy = ["patch", "--batch", "--fuzz=5", "-p1", "-i", inside]
-        second = await runtime.exec(fuzzy, cwd=folder, env=env, timeout_s=timeout_s, log="eval/apply")
+        second = await runtime.exec(fuzzy, cwd=folder, env=env, timeout_s=timeout_s, log="eval/apply", category=_OURS)
         if second.ok:
             return
     if result.kind is ExecKind.TIMED_OUT:
@@ -131,4 +135,5 @@ async def _git_apply(
         env={**env, **QUIET_SHELL, **scratch},
         timeout_s=timeout_s,
         max_output_bytes=16 << 20,
+        category=_OURS,
     )

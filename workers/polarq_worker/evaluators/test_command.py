@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polarq.contracts.evaluators import TestOnOutputConfig
+from polarq.contracts.sandbox import ExecCategory
 from polarq_worker.evaluators.expectations import is_full
 from polarq_worker.evaluators.statuses import Statuses, from_output, from_report, worst
 from polarq_worker.runtimes.base import ExecResult, Runtime
@@ -66,7 +67,9 @@ async def _with_named_report(
 ) -> TestRun:
     path = config.report_path or ""
     # What lies there now is not this run's.
-    await runtime.exec(["rm", "-f", "--", path], cwd=config.repo_dir, env=env, timeout_s=READ_S)
+    await runtime.exec(
+        ["rm", "-f", "--", path], cwd=config.repo_dir, env=env, timeout_s=READ_S, category=ExecCategory.VERIFIER
+    )
     result = await _run(runtime, config, env, _ignores(own_tests), timeout_s, log)
     statuses, problem = await _from_report(runtime, config.repo_dir, path)
     if statuses is not None:
@@ -91,6 +94,7 @@ async def _run(
         timeout_s=timeout_s,
         log=log,
         max_output_bytes=MAX_OUTPUT_BYTES,
+        category=ExecCategory.VERIFIER,
     )
 
 
@@ -111,7 +115,13 @@ def _from_text(config: TestOnOutputConfig, result: ExecResult) -> Statuses:
 
 async def _from_report(runtime: Runtime, folder: str, path: str) -> tuple[Statuses | None, str]:
     """(statuses, "") or (None, why not)"""
-    read = await runtime.exec(["cat", "--", path], cwd=folder, timeout_s=READ_S, max_output_bytes=MAX_REPORT_BYTES)
+    read = await runtime.exec(
+        ["cat", "--", path],
+        cwd=folder,
+        timeout_s=READ_S,
+        max_output_bytes=MAX_REPORT_BYTES,
+        category=ExecCategory.VERIFIER,
+    )
     if not read.ok or read.truncated:
         return None, f"more than {MAX_REPORT_BYTES} bytes" if read.ok else read.why
     try:

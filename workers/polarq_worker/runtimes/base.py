@@ -18,6 +18,7 @@ from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
 from polarq.topology.runtimes import RuntimesSection
 from polarq_worker.runtimes.exec_times import ExecTimes
+from polarq_worker.runtimes.fetched import Fetched
 
 SESSION_DIR = "/polar/session"
 """Where a session lies in a sandbox. `local` has no file system of its own and maps it into the rollout's folder."""
@@ -101,6 +102,7 @@ class ExecResult:
             truncated=self.truncated or max(len(self.stdout_text), len(self.stderr_text)) > TAIL_CHARS,
             log=log,
             message=self.message,
+            out_of_memory=self.out_of_memory,
         )
 
 
@@ -115,6 +117,8 @@ class Host:
     """Where backends keep what outlives a sandbox (snapshots, converted images), each in a folder of its own name.
     None: nothing outlives one."""
     settings: RuntimesSection = field(default_factory=RuntimesSection)
+    private: tuple[Path, ...] = ()
+    """Folders of polarq's own (its state folder), of which no sandbox sees anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,12 @@ class Runtime(abc.ABC):
     def takes_snapshots(cls, host: Host) -> bool:
         """Whether `snapshot` works, and `start` from one."""
         return False
+
+    @classmethod
+    async def resolve_image(cls, spec: RuntimeSpec, host: Host) -> str:
+        """What the image's name stands for here and now: a digest, for which the image is brought to the machine where
+        `start` would do that. Empty: nothing better than its name is known. Raises `RuntimeFault`."""
+        return ""
 
     @property
     def isolation(self) -> str:
@@ -278,6 +288,8 @@ class Runtime(abc.ABC):
                 max_output_bytes=max_output_bytes,
             )
             ended(result.kind, result.ok)
+        if result.out_of_memory and not result.ok:
+            self.exec_times.out_of_memory.add(category)
         return result
 
     @abc.abstractmethod
@@ -312,8 +324,10 @@ class Runtime(abc.ABC):
         """Fetches a regular file. Raises `RuntimeFault` when it is missing, something else, or larger."""
 
     @abc.abstractmethod
-    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> None:
-        """Fetches a folder's regular files; links and special files are left out. Raises `RuntimeFault`."""
+    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> Fetched:
+        """Fetches a folder: regular files (never setuid), folders, and links that stay inside. What else is in it, and
+        a file beyond `max_bytes`, is left out and named in the answer. Raises `RuntimeFault`; beyond `max_files`
+        entries `TooMany`, with whole files in `target` as far as it got."""
 
     @abc.abstractmethod
     async def stop(self) -> None:

@@ -19,6 +19,8 @@ class ExecTimes:
         self._counts: Counter[ExecCategory] = Counter()
         self._kinds: Counter[ExecKind] = Counter()
         self._failed = 0
+        self.out_of_memory: set[ExecCategory] = set()
+        """What a command was for that failed while the kernel killed for want of memory."""
 
     @contextmanager
     def of(self, category: ExecCategory) -> Iterator[Callable[[ExecKind, bool], None]]:

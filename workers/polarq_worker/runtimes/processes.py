@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -22,6 +23,10 @@ from polarq.errors import RuntimeFault
 WARDEN = Path(__file__).with_name("warden.py")
 SPAWN_THREADS = 4
 START_S = 60.0
+TRIES = 4
+"""Nurseries that are tried, each started after the one before was found dead."""
+_CREDENTIALS = struct.Struct("3i")
+"""struct ucred: process, user, group."""
 KILL_S = 10.0
 """How long the kernel may take to end killed processes (one in uninterruptible I/O ends only when that returns)."""
 
@@ -45,7 +50,7 @@ class Descriptors:
 
 
 class CouldNotStart(Exception):
-    """The command's program was not reached. `stage` is fork, chdir or exec."""
+    """The command's program was not reached. `stage` is fork, user, chdir or exec."""
 
     def __init__(self, stage: str, number: int) -> None:
         self.stage = stage
@@ -132,6 +137,15 @@ class Command(asyncio.Protocol):
             self.gone.set_result(None)
 
 
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """How a warden comes into namespaces of its own: bubblewrap's command, in which the word CONTROL stands for the
+    control socket's number, and (where, options) of what is mounted before."""
+
+    bwrap: Sequence[str]
+    overlays: Sequence[tuple[str, str]] = ()
+
+
 class Nursery:
     """This process' nursery of wardens: a process that forks them ready made, since starting a Python for each takes
     ten times as long. Started when it is first needed, and again should somebody have killed it; it ends with us."""
@@ -140,41 +154,60 @@ class Nursery:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: socket.socket | None = None
+        self._generation = 0
+        """Of the nursery: one that was killed is still seen for a while, by us and by wardens that it forked."""
 
-    def warden(self, stderr: int) -> socket.socket:
-        """A new warden's control socket (blocks). Raises `OSError`, or `WardenLost` when it ended at once."""
-        for _ in range(2):
+    def warden(self, stderr: int, walls: Walls | None) -> tuple[socket.socket, int]:
+        """A new warden's control socket, and its pid as we see it (blocks).
+
+        Raises `OSError`, or `WardenLost` when it ended at once.
+        """
+        for _ in range(TRIES):
             ours, theirs = socket.socketpair()
+            # Then the kernel says who writes.
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             try:
                 with theirs:
-                    self._ask(theirs.fileno(), stderr)
+                    generation = self._ask(walls, theirs.fileno(), stderr)
                 ours.settimeout(START_S)
-                word, *number = ours.recv(64).split() or [b""]
-                if word == b"ready":
-                    ours.settimeout(None)
-                    return ours
-                if word == b"failed":
-                    raise OSError(int(number[0]), os.strerror(int(number[0])))
+                lines, pid = _until_ready(ours)
             except BaseException:
                 ours.close()
                 raise
-            # The nursery was killed before it came to us.
+            if b"ready" in lines:
+                ours.settimeout(None)
+                return ours, pid
             ours.close()
+            failed = [line.split()[1] for line in lines if line.startswith(b"failed")]
+            if failed:
+                raise OSError(int(failed[0]), os.strerror(int(failed[0])))
+            if b"born" in lines:
+                raise WardenLost
+            # The nursery died before it came to us, whatever it looks like yet.
+            self._give_up(generation)
         raise WardenLost
 
-    def _ask(self, *fds: int) -> None:
+    def _ask(self, walls: Walls | None, *fds: int) -> int:
+        """Sends a request; which nursery it went to."""
+        body = json.dumps({} if walls is None else {"bwrap": walls.bwrap, "overlays": walls.overlays}).encode()
         with self._lock:
-            for _ in range(2):
+            for _ in range(TRIES):
                 if self._asked is None:
                     self._start()
                 assert self._asked is not None
                 try:
-                    socket.send_fds(self._asked, [b"w"], fds)
+                    socket.send_fds(self._asked, [struct.pack("!Q", len(body))], fds)
+                    self._asked.sendall(body)
                 except (BrokenPipeError, ConnectionResetError):
                     self._end()
                 else:
-                    return
+                    return self._generation
         raise WardenLost
+
+    def _give_up(self, generation: int) -> None:
+        with self._lock:
+            if generation == self._generation:
+                self._end()
 
     def _start(self) -> None:
         self._end()
@@ -183,7 +216,7 @@ class Nursery:
             # argv[0] and the script's name keep `pkill -f python` of an agent away from it; through /proc/self/exe
             # the interpreter still finds its library.
             self._process = subprocess.Popen(
-                ["/proc/self/exe", "-E", "-s", "-S", "-P", "/proc/self/fd/0", str(theirs.fileno())],
+                ["/proc/self/exe", "-E", "-s", "-S", "-P", "/proc/self/fd/0", "nursery", str(theirs.fileno())],
                 executable=sys.executable,
                 stdin=source,
                 stdout=subprocess.DEVNULL,
@@ -194,6 +227,7 @@ class Nursery:
             )
         ours.setblocking(True)
         self._asked = ours
+        self._generation += 1
 
     def _end(self) -> None:
         if self._asked is not None:
@@ -208,13 +242,30 @@ class Nursery:
 _nursery = Nursery()
 
 
+def _until_ready(control: socket.socket) -> tuple[list[bytes], int]:
+    """What was said until a warden is ready or nobody is left to say it, and the warden's process."""
+    said, pid = b"", 0
+    while b"ready\n" not in said:
+        data, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(_CREDENTIALS.size))
+        if not data:
+            break
+        said += data
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                pid = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0]
+    return said.split(b"\n"), pid
+
+
 class ProcessTree:
     """A warden and all that runs under it."""
 
-    def __init__(self, stderr: Path) -> None:
+    def __init__(self, stderr: Path, walls: Walls | None = None) -> None:
         self._stderr = stderr
+        self._walls = walls
         self._control: socket.socket | None = None
         self._lock = threading.Lock()
+        self.warden_pid = 0
+        """As this process sees it; 0 when there is none, or nobody said."""
 
     async def start(self) -> None:
         """Raises `RuntimeFault`."""
@@ -225,9 +276,18 @@ class ProcessTree:
         except WardenLost:
             raise RuntimeFault(f"the sandbox's first process ended at once: {self.last_words()}") from None
 
-    async def run(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], fds: Descriptors) -> Command:
-        """Hands a command to the warden. Raises `WardenLost`; the descriptors are closed in any case."""
-        body = json.dumps({"argv": list(argv), "cwd": cwd, "env": dict(env)}).encode()
+    async def run(
+        self,
+        argv: Sequence[str],
+        cwd: str,
+        env: Mapping[str, str],
+        fds: Descriptors,
+        ids: Sequence[int] | None = None,
+    ) -> Command:
+        """Hands a command to the warden. `ids`: user, group and other groups that it runs as, None: the warden's own.
+        Raises `WardenLost`; the descriptors are closed in any case."""
+        as_user = {} if ids is None else {"ids": list(ids)}
+        body = json.dumps({"argv": list(argv), "cwd": cwd, "env": dict(env), **as_user}).encode()
         ours, theirs = socket.socketpair()
         try:
             await uninterrupted(self._in_thread(self._send, body, fds, theirs))
@@ -237,6 +297,18 @@ class ProcessTree:
             ours.close()
             raise
         return command
+
+    async def door(self, port: int) -> socket.socket:
+        """A socket that listens on the port of the sandbox's loopback. Raises `WardenLost`, `OSError`."""
+        return await uninterrupted(asyncio.to_thread(self._door, port))
+
+    def hung_up(self) -> bool:
+        """Whether the warden is gone, as far as its socket tells."""
+        if self._control is None:
+            return True
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLHUP | select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     async def stop(self) -> bool:
         """Kills everything under the warden; whether it confirmed within `KILL_S` that nothing is left."""
@@ -259,7 +331,21 @@ class ProcessTree:
 
     def _spawn(self) -> None:
         with self._stderr.open("wb") as stderr:
-            self._control = _nursery.warden(stderr.fileno())
+            self._control, self.warden_pid = _nursery.warden(stderr.fileno(), self._walls)
+
+    def _door(self, port: int) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with ours:
+            nothing = [os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) for _ in range(3)]
+            self._send(json.dumps({"door": port}).encode(), Descriptors(*nothing), theirs)
+            ours.settimeout(START_S)
+            said, fds, _, _ = socket.recv_fds(ours, 64, 1)
+            if said.startswith(b"failed"):
+                number = int(said.split()[2])
+                raise OSError(number, os.strerror(number))
+            if not fds:
+                raise WardenLost
+        return socket.socket(fileno=fds[0])
 
     def _send(self, body: bytes, fds: Descriptors, reply: socket.socket) -> None:
         try:
@@ -281,11 +367,14 @@ class ProcessTree:
 
 def _over(control: socket.socket) -> bool:
     """Ends a warden (blocks); whether it said within `KILL_S` that nothing is left."""
+    said = b""
     with control:
         try:
             control.shutdown(socket.SHUT_WR)
             control.settimeout(KILL_S)
-            return control.recv(64) == b"over\n"
+            while data := control.recv(64):
+                said += data
         except OSError:
             # It was killed, or something of it does not die.
-            return False
+            return b"over\n" in said
+    return b"over\n" in said

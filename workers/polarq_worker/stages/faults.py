@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from polarq.contracts.rollout import Boundary, RolloutState
 from polarq.errors import EvaluatorFault, HarnessFault, InvalidInput, PolarqError, RuntimeFault, UnknownPlugin
 from polarq_worker.evaluators.base import EvaluationTimedOut
+from polarq_worker.history import HistoryNotScrubbed
 from polarq_worker.outcomes import OF_OTHERS, StageFailed, failed, timed_out, what
 from polarq_worker.stages.prepare import PrepareFailed
 
@@ -31,8 +32,10 @@ def of_prepare(budget_s: float) -> Iterator[None]:
         raise StageFailed(state, Boundary.PREPARE, reason, str(exc)) from exc
     except (UnknownPlugin, InvalidInput) as exc:
         raise failed(Boundary.TASK, "unusable_task", str(exc)) from exc
+    except HistoryNotScrubbed as exc:
+        raise failed(Boundary.PREPARE, exc.reason, str(exc)) from exc
     except RuntimeFault as exc:
-        raise failed(Boundary.RUNTIME, "runtime_failed", str(exc)) from exc
+        raise failed(Boundary.RUNTIME, exc.reason, str(exc)) from exc
     except EvaluatorFault as exc:
         raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
 
@@ -45,7 +48,7 @@ def of_run() -> Iterator[None]:
     except HarnessFault as exc:
         raise failed(Boundary.HARNESS, "harness_could_not_start", str(exc)) from exc
     except RuntimeFault as exc:
-        raise failed(Boundary.RUNTIME, "runtime_failed", str(exc)) from exc
+        raise failed(Boundary.RUNTIME, exc.reason, str(exc)) from exc
     except (StageFailed, PolarqError):
         raise
     except OF_OTHERS as exc:
@@ -80,7 +83,9 @@ def of_evaluate(budget_s: float) -> Iterator[None]:
         raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
     except PrepareFailed as exc:
         raise failed(Boundary.EVALUATOR, "evaluator_failed", f"fresh sandbox: {exc}") from exc
-    except (RuntimeFault, ValueError) as exc:
+    except RuntimeFault as exc:
+        raise failed(Boundary.RUNTIME, exc.reason, str(exc)) from exc
+    except ValueError as exc:
         raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
     except (StageFailed, PolarqError):
         raise
