@@ -246,9 +246,8 @@ class Executor:
             try:
                 if room:
                     await self._update(self._max_processes + room)
-                words = await said(
-                    self._docker, self._container, ["/bin/sh", "-c", shell.KILL, "polarq", running.pid], KILL_S
-                )
+                killing = shell.kill(running.pid, running.token)
+                words = await said(self._docker, self._container, killing, KILL_S)
             except RuntimeFault:
                 if await self.why_lost():
                     return ""

@@ -14,6 +14,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from aiodocker import Docker
@@ -218,17 +219,17 @@ class DockerRuntime(Runtime):
 
     async def put_file(self, source: Path, target: str) -> None:
         name, packer = self._target(target)
-        await self._put(f"upload to {target}", packer.file(name, source))
+        await self._put(f"upload to {target}", name, packer.file(name, source))
 
     async def put_dir(self, source: Path, target: str) -> None:
         name, packer = self._target(target)
         if f"/{name}" in {SESSION_DIR, str(PurePosixPath(SESSION_DIR).parent)}:
             raise RuntimeFault("the sandbox's own folder cannot be replaced; upload into a folder below it")
-        await self._put(f"upload to {target}", packer.folder(name, source), replace_folders=True)
+        await self._put(f"upload to {target}", name, packer.folder(name, source), folder=True)
 
     async def put_bytes(self, data: bytes, target: str, mode: int = 0o644) -> None:
         name, packer = self._target(target)
-        await self._put(f"write {target}", packer.one(name, data, mode))
+        await self._put(f"write {target}", name, packer.one(name, data, mode))
 
     async def get_file(self, source: str, target: Path, max_bytes: int) -> None:
         what = f"fetch {source}"
@@ -326,8 +327,18 @@ class DockerRuntime(Runtime):
             folder = folder.parent
         return found
 
-    async def _put(self, what: str, parts: Iterator[bytes], *, replace_folders: bool = False) -> None:
-        await self._archive(what).put(what, parts, replace_folders=replace_folders)
+    async def _put(self, what: str, name: str, parts: Iterator[bytes], *, folder: bool = False) -> None:
+        archive = self._archive(what)
+        try:
+            await archive.put(what, parts, replace_folders=folder)
+        except Refusal:
+            raise
+        except RuntimeFault:
+            # It broke off in the middle: half of it is worse than nothing.
+            with suppress(RuntimeFault):
+                remove = ["rm", "-rf" if folder else "-f", "--", f"/{name}"]
+                await said(self._there(what), self._container, remove)
+            raise
 
     def _archive(self, what: str) -> Archive:
         return Archive(self._there(what), self._container)

@@ -114,9 +114,11 @@ while [ "$i" -lt 200 ]; do
   i=$((i + 1))
   [ "$i" -lt 4 ] || sleep 0.05 2>/dev/null || sleep 1
 done
+rm -f "$2.how" "$2.sh" "$2.in"
 [ -n "$all" ] && echo "left $all" || echo gone
 """
-"""Kills what is below a process: stopped first, so that it can neither fork nor flee, then again until none is left."""
+"""pid of a command's docker-init, stem of its files. Kills what is below the process: stopped first, so that it can
+neither fork nor flee, then again until none is left."""
 
 NAMES = r"""cd "$1" && for f in * .[!.]* ..?*; do
   if [ -e "$f" ] || [ -L "$f" ]; then printf '%s\0' "$f"; fi
@@ -129,6 +131,10 @@ def run(token: str, *, cwd: str, argv: list[str], script: bool, in_file: bool, h
     mode = ("file" if in_file else "env") if script else "argv"
     head = [INIT, "-s", "--", "/bin/sh", "-c", RUN, "polarq"]
     return [*head, token, stem(token), cwd, mode, "in" if has_input else "-", *argv]
+
+
+def kill(pid: str, token: str) -> list[str]:
+    return ["/bin/sh", "-c", KILL, "polarq", pid, stem(token)]
 
 
 def stem(token: str) -> str:
