@@ -251,9 +251,13 @@ class Relay:
 
     async def _reaped(self) -> None:
         assert self._process is not None
-        if self._process.returncode is None:
-            self._kill()  # it has closed its end: it is of no use
-        code = await self._process.wait()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                code = await self._process.wait()
+        except TimeoutError:
+            # It has closed its end: it is of no use.
+            self._kill()
+            code = await self._process.wait()
         if not self._stopping:
             self.restarts += 1
             self._problem = f"it ended with code {code}"
