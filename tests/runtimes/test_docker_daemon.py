@@ -27,7 +27,7 @@ DISK = "size=160m"
 
 
 class Daemon:
-    """dockerd without networks, its data on a file system in memory."""
+    """dockerd without a network, its data on a file system in memory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,7 +38,9 @@ class Daemon:
         for left in ("dockerd.pid", "exec/containerd/containerd.pid"):
             (self.folder / left).unlink(missing_ok=True)
         folder = self.folder
-        command = ["dockerd", "--host", self.url, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"]
+        # A network of its own: a daemon without a bridge takes away the one that another daemon has made.
+        command = ["unshare", "--net", "dockerd", "--host", self.url, "--data-root", f"{folder}/data"]
+        command += ["--exec-root", f"{folder}/exec"]
         command += ["--pidfile", f"{folder}/dockerd.pid", "--bridge=none", "--iptables=false", "--ip-forward=false"]
         with (folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
