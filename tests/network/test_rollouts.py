@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
@@ -164,10 +165,14 @@ def test_when_the_relay_is_killed_the_next_rollout_has_another_one(stack: LocalS
 
 
 def relays_of(stack: LocalStack) -> list[int]:
-    worker = stack.workers["node0"].pid
-    children = Path(f"/proc/{worker}/task").glob("*/children")
-    pids = [int(pid) for path in children for pid in path.read_text().split()]
-    return [pid for pid in pids if b"polarq_worker.network" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    """Children of the worker."""
+    worker, found = stack.workers["node0"].pid, []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            parent = int((command.parent / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == worker and b"polarq_worker.network" in command.read_bytes():
+                found.append(int(command.parent.name))
+    return found
 
 
 def test_a_policy_that_a_node_cannot_enforce_is_refused_and_a_default_is_told_as_it_was(tmp_path: Path) -> None:

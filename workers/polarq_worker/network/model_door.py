@@ -34,8 +34,8 @@ class ProxyAddress:
         return {"host": self.host, "port": self.port, "path": self.path}
 
 
-class ModelDoor:
-    """One sandbox's. `proxy` says where the proxy listens now; `lost` asks for that to be looked up again."""
+class ToProxy:
+    """The way to the node's proxy. `proxy` says where that listens now; `lost` asks for it to be looked up again."""
 
     def __init__(
         self,
@@ -47,6 +47,27 @@ class ModelDoor:
         self._proxy = proxy
         self._lost = lost
         self._away_s = away_s
+
+    async def server(self) -> End:
+        """A connection, as soon as there can be one. Raises `TimeoutError`: the proxy was away for too long."""
+        try:
+            async with asyncio.timeout(self._away_s):
+                while True:
+                    try:
+                        return await connected(self._proxy())
+                    except OSError:
+                        await self._lost()
+                        await asyncio.sleep(_TRY_AGAIN_S)
+        except TimeoutError:
+            log.error("the proxy at %s was away for %g s", self._proxy(), self._away_s)
+            raise
+
+
+class ModelDoor:
+    """One sandbox's."""
+
+    def __init__(self, way: ToProxy) -> None:
+        self._way = way
         self._server: asyncio.AbstractServer | None = None
         self._ends: set[End] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -81,10 +102,8 @@ class ModelDoor:
 
     async def _connect(self, client: End) -> None:
         try:
-            async with asyncio.timeout(self._away_s):
-                server = await self._reached()
+            server = await self._way.server()
         except TimeoutError:
-            log.error("the proxy at %s was away for %g s", self._proxy(), self._away_s)
             client.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n")
             client.write(b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(_AWAY), _AWAY))
             client.close()
@@ -93,15 +112,6 @@ class ModelDoor:
             client.tie(server)
         else:
             server.abort()
-
-    async def _reached(self) -> End:
-        """A connection to the proxy, as soon as there is one."""
-        while True:
-            try:
-                return await connected(self._proxy())
-            except OSError:
-                await self._lost()
-                await asyncio.sleep(_TRY_AGAIN_S)
 
 
 async def connected(address: ProxyAddress) -> End:

@@ -45,9 +45,16 @@ class EgressRules:
     policy: str
     allowed: Sequence[str] = ()
     closed: Sequence[tuple[str, int]] = ()
+    model_port: int | None = None
+    """Where the same sandbox has the model; None: it has none."""
 
     def as_json(self) -> dict[str, Any]:
-        return {"policy": self.policy, "allowed": list(self.allowed), "closed": [list(one) for one in self.closed]}
+        return {
+            "policy": self.policy,
+            "allowed": list(self.allowed),
+            "closed": [list(one) for one in self.closed],
+            "model_port": self.model_port,
+        }
 
 
 @dataclass(eq=False)

@@ -108,11 +108,12 @@ class Networks:
             return SandboxNetwork(policy, self.relay, self._node.proxy_url, settings.egress_port)
         self._proxy()
         network = SandboxNetwork(policy, self.relay, f"http://127.0.0.1:{settings.model_port}", settings.egress_port)
+        port = settings.model_port if model else None
         rules = None
         if policy is not NetworkPolicy.NONE:
-            rules = EgressRules(policy.value, spec.allowed_hosts, self._closed_services)
+            rules = EgressRules(policy.value, spec.allowed_hosts, self._closed_services, port)
         try:
-            await network.open(runtime, settings.model_port if model else None, rules)
+            await network.open(runtime, port, rules)
         except BaseException:
             with contextlib.suppress(asyncio.CancelledError):
                 await network.close()
