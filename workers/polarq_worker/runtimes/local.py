@@ -18,6 +18,7 @@ import errno
 import itertools
 import os
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -232,8 +233,7 @@ class LocalRuntime(Runtime):
         except RuntimeFault as exc:
             kind, message = ExecKind.COULD_NOT_START, str(exc)
         except WardenLost:
-            self._lose(f"its first process was killed; {self._tree.last_words()}".rstrip("; "))
-            kind, message = ExecKind.SANDBOX_LOST, self._lost
+            kind, code, message = self._unwatched(running)
         except OSError as exc:
             kind, message = ExecKind.COULD_NOT_START, cannot("the command could not be brought in", exc)
         finally:
@@ -286,6 +286,17 @@ class LocalRuntime(Runtime):
         _living.pop(self._key, None)
         if left:
             raise RuntimeFault(f"processes of sandbox {self.runtime_id} do not die; ps e shows its POLARQ_RUNTIME_ID")
+
+    def _unwatched(self, command: Command | None) -> tuple[ExecKind, int, str]:
+        """How a command ended whose keeper is gone."""
+        assert self._tree is not None
+        if command is not None and command.killed and not self._lost:
+            return ExecKind.EXITED, -signal.SIGKILL, "it was ended for a snapshot"
+        if self._isolated and not self._lost and not self._tree.hung_up():
+            # Something of its own user killed the keeper; whatever is left cannot leave the namespaces.
+            return ExecKind.EXITED, -signal.SIGKILL, "what watched over it was killed with it"
+        self._lose(f"its first process was killed; {self._tree.last_words()}".rstrip("; "))
+        return ExecKind.SANDBOX_LOST, 0, self._lost
 
     def _lose(self, why: str) -> None:
         if not self._lost:

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH114, PTH115, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH114, PTH115, PTH119, PTH120, PTH208
 # Paths are texts here: bubblewrap's words, and as they are spelt, links and all.
 """What an isolated `local` sandbox sees of the machine: bubblewrap's arguments.
 
@@ -20,6 +20,7 @@ import polarq
 from polarq import bubblewrap
 from polarq_worker.runtimes.base import SESSION_DIR
 from polarq_worker.runtimes.folder import HOME_DIR, RUN_DIR, TMP_DIR
+from polarq_worker.runtimes.processes import LOADER
 
 SANDBOX_UID = 64_321
 """Whom a worker that is root runs commands as: a number that is nobody's where nobody chose it."""
@@ -61,7 +62,7 @@ def arguments(root: Path, sight: Sight, *, online: bool, processes: int | None) 
     if os.geteuid() == 0:
         # The warden starts commands as another user and ends them; all else that root may do, it does not.
         args += ["--cap-drop", "ALL"]
-        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_SETPCAP"):
             args += ["--cap-add", capability]
     else:
         args.append("--unshare-user")
@@ -75,7 +76,7 @@ def arguments(root: Path, sight: Sight, *, online: bool, processes: int | None) 
     args += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"]
     python = os.path.realpath(sys.executable)
     limit = [] if processes is None else [str(processes)]
-    return [*args, python, "-E", "-s", "-S", "-P", "/proc/self/fd/0", "ward", "CONTROL", *limit]
+    return [*args, python, "-E", "-s", "-S", "-P", "-c", LOADER, "ward", "CONTROL", *limit]
 
 
 def accounts(uid: int, gid: int) -> dict[str, str]:
