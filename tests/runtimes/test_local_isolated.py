@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from polarq import bubblewrap
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
@@ -421,6 +422,19 @@ def test_a_workdir_of_the_machine_is_refused(tmp_path: Path) -> None:
     assert problem.startswith("workdir: ") and "/polar/session" in problem
     for workdir in ("/polar/session/repo", "repo", "/tmp/x", "/polar/home/x"):
         assert LocalRuntime.problems(RuntimeSpec(backend="local", workdir=workdir), host) == []
+
+
+async def test_walls_that_are_asked_for_and_missing_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bubblewrap, "why_not", lambda: "it is not there")
+    asked = made(tmp_path)
+    [problem] = LocalRuntime.problems(asked.spec, asked.host)
+    assert "runtimes.local.isolation" in problem and "it is not there" in problem
+    with pytest.raises(RuntimeFault, match="it is not there"):
+        await asked.start()
+    assert LocalRuntime.problems(asked.spec, Host(settings=settings("auto"))) == []
+    assert made(tmp_path, "other").isolation == "none"
 
 
 async def test_without_walls_no_sandbox_can_be_cut_off(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 
+from polarq import bubblewrap
 from polarq.cli.checks.base import Deployment, Finding, fail, ok, warn
 
 GIB = 1024**3
@@ -33,13 +34,8 @@ def check_disk(deployment: Deployment) -> Iterator[Finding]:
 
 
 def check_runtimes(deployment: Deployment) -> Iterator[Finding]:
-    """Which runtimes can work here, as far as one can see without starting one."""
-    missing = [name for name in ("bash", "git") if shutil.which(name) is None]
-    if missing:
-        yield fail("runtime local", f"{' and '.join(missing)} is missing", f"install {' '.join(missing)}")
-    else:
-        walls = "bwrap is there" if shutil.which("bwrap") else "bwrap is missing: sandboxes share this machine's files"
-        yield ok("runtime local", f"works (bash, git); {walls}")
+    """Which runtimes can work here, as far as one can see without starting a sandbox."""
+    yield from _local(deployment)
     wanted = {
         node.default_runtime.backend for node in deployment.topology.gateway.nodes if node.default_runtime is not None
     }
@@ -53,6 +49,25 @@ def check_runtimes(deployment: Deployment) -> Iterator[Finding]:
             yield fail(f"runtime {backend}", f"{found}, and a node's default_runtime asks for it", advice)
         else:
             yield ok(f"runtime {backend}", f"not here ({found}); no node needs it")
+
+
+def _local(deployment: Deployment) -> Iterator[Finding]:
+    part = "runtime local"
+    missing = [name for name in ("bash", "git") if shutil.which(name) is None]
+    if missing:
+        yield fail(part, f"{' and '.join(missing)} is missing", f"install {' '.join(missing)}")
+        return
+    asked = {node.runtimes.local.isolation for node in deployment.topology.gateway.nodes} or {"auto"}
+    why_not = bubblewrap.why_not()
+    open_to_all = "sandboxes share this machine's files, users and network"
+    if asked == {"none"}:
+        yield ok(part, f"works; isolation is none: {open_to_all}")
+    elif not why_not:
+        yield ok(part, "works; sandboxes are isolated by bubblewrap")
+    elif "bubblewrap" in asked:
+        yield fail(part, f"a node's runtimes.local.isolation asks for bubblewrap; {why_not}", bubblewrap.INSTALL)
+    else:
+        yield warn(part, f"works; {open_to_all}: {why_not}", f"to isolate them: {bubblewrap.INSTALL}")
 
 
 def _docker() -> str:

@@ -78,7 +78,8 @@ class LocalRuntime(Runtime):
 
     @classmethod
     def problems(cls, spec: RuntimeSpec, host: Host) -> list[str]:
-        return wishes.problems(spec, isolated=isolates(host))
+        missing = _missing_walls(host)
+        return [*([missing] if missing else []), *wishes.problems(spec, isolated=isolates(host))]
 
     @classmethod
     def keeps_offline(cls, host: Host) -> bool:
@@ -108,6 +109,8 @@ class LocalRuntime(Runtime):
         bash = shutil.which("bash", path=self._environment()["PATH"])
         if bash is None:
             raise RuntimeFault("there is no bash on this node; install it")
+        if missing := _missing_walls(self.host):
+            raise RuntimeFault(missing)
         if not online and not self._isolated:
             raise RuntimeFault(f"the local runtime cannot cut a sandbox off the network: {bubblewrap.why_not()}")
         self._bash = bash
@@ -423,6 +426,12 @@ _living: dict[tuple[Path | None, str], LocalRuntime] = {}
 def isolates(host: Host) -> bool:
     """Whether sandboxes of this host are walled in. Asks bubblewrap once in the life of this process."""
     return host.settings.local.isolation != "none" and not bubblewrap.why_not()
+
+
+def _missing_walls(host: Host) -> str:
+    """Blank where what the topology asks for is there."""
+    why = bubblewrap.why_not() if host.settings.local.isolation == "bubblewrap" else ""
+    return f"backend: runtimes.local.isolation of this node is bubblewrap; {why}" if why else ""
 
 
 async def _kept(function: Callable[..., object], *args: object) -> object:
