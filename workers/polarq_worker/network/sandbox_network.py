@@ -13,11 +13,11 @@ from polarq.contracts.sandbox import Denied
 from polarq.contracts.specs import NetworkPolicy, RuntimeSpec
 from polarq.settings import Settings
 from polarq.topology import Node, Topology
-from polarq_worker.harnesses.environment import WayOut
 from polarq_worker.network.denials import Denials
 from polarq_worker.network.model_door import ProxyAddress
 from polarq_worker.network.policy import own_services, proxy_address
 from polarq_worker.network.relay import Door, EgressRules, Relay
+from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes.base import Runtime
 
 log = logging.getLogger("polarq.worker.network")

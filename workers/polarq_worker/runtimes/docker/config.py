@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from polarq.contracts.specs import RuntimeSpec
+from polarq_worker.network.way_out import PROXY_VARIABLES
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.docker.shell import MAIN
 
@@ -109,6 +110,9 @@ def container(
             "ShmSize": spec.kwargs.get("shm_mb", 64) << 20,
         },
     }
+    if not online:
+        # A name without a value takes away what the image says: nothing offline reaches a proxy of its.
+        config["Env"] = list(PROXY_VARIABLES)
     limits = config["HostConfig"]
     if spec.cpus is not None:
         limits["NanoCpus"] = max(int(spec.cpus * 1e9), 10_000_000)

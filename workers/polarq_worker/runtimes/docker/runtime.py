@@ -23,6 +23,7 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import ImageMissing, RuntimeFault, SandboxLost
+from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout, Snapshot
 from polarq_worker.runtimes.confined import parts_of
 from polarq_worker.runtimes.docker import config, doors, images, kept, shell
@@ -150,7 +151,7 @@ class DockerRuntime(Runtime):
             described, image, self._from_snapshot = found, snapshot, True
             self._image_id = (described["Config"].get("Labels") or {}).get(config.IMAGE, "")
         of_image = described.get("Config") or {}
-        self._environment = config.environment(of_image.get("Env") or [])
+        self._environment = WayOut(cut_off=not online).stripped(config.environment(of_image.get("Env") or []))
         self._user = self.spec.user or of_image.get("User") or ""
         self._asked_for = True
         # The daemon goes on with what it was asked for, whoever has gone meanwhile: its answer is waited for.
