@@ -26,6 +26,7 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault, SandboxLost
+from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes import confined
 from polarq_worker.runtimes.apptainer import wishes
 from polarq_worker.runtimes.apptainer.commands import Commands, Order
@@ -145,7 +146,8 @@ class ApptainerRuntime(Runtime):
         self._instance = instance = Instance(program, note, Path(self.handle), self.root / "run")
         chosen = wishes.options(self.spec, online=online, overlay=self.root / "overlay", layers=self._layers)
         await instance.start(image.path, chosen)
-        self._environment = await self._image_environment(program, image.path)
+        of_image = await self._image_environment(program, image.path)
+        self._environment = WayOut(cut_off=not online).stripped(of_image)
         try:
             self._files = await in_thread(InsideFiles, instance.pid)
             inside = Walls([sys.executable, "-E", "-s", "-S", str(INSIDE), "CONTROL", str(instance.pid)])
