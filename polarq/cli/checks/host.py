@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import urllib.request
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from polarq import bubblewrap
 from polarq.cli.checks.base import Deployment, Finding, fail, ok, warn
 
 GIB = 1024**3
+PROGRAM_S = 10.0
 DOCKER_SOCKET = "/var/run/docker.sock"
 
 
@@ -41,7 +43,7 @@ def check_runtimes(deployment: Deployment) -> Iterator[Finding]:
     }
     for backend, found, advice in (
         ("docker", _docker(), "start the Docker daemon"),
-        ("apptainer", _apptainer(), "install apptainer"),
+        ("apptainer", _apptainer(deployment), "install apptainer, or name it in the node's runtimes.apptainer.program"),
     ):
         if not found:
             yield ok(f"runtime {backend}", "works")
@@ -81,8 +83,22 @@ def _docker() -> str:
     return ""
 
 
-def _apptainer() -> str:
-    return "" if shutil.which("apptainer") or shutil.which("singularity") else "no apptainer program"
+def _apptainer(deployment: Deployment) -> str:
+    """Blank when the program that nodes name, or one on PATH, runs here; else why not."""
+    named = {node.runtimes.apptainer.program for node in deployment.topology.gateway.nodes} or {None}
+    for program in sorted(named, key=str):
+        names = [program] if program is not None else ["apptainer", "singularity"]
+        path = next((found for name in names if (found := shutil.which(name))), None)
+        if path is None:
+            return f"there is no program '{program}'" if program is not None else "no apptainer program"
+        try:
+            # A command line of ours, without a shell: the deployment's own program.
+            done = subprocess.run([path, "--version"], capture_output=True, timeout=PROGRAM_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as exc:
+            return f"{path} does not run: {exc}"
+        if done.returncode != 0:
+            return f"{path} does not run: {done.stderr.decode('utf-8', 'replace').strip()[-200:] or done.returncode}"
+    return ""
 
 
 def check_proxy_variables(_: Deployment) -> Iterator[Finding]:
