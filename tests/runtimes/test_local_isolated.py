@@ -131,9 +131,12 @@ async def test_what_the_topology_names_is_seen_but_not_written(tmp_path: Path) -
     data.mkdir(parents=True)
     (data / "file").write_text("here\n")
     (tmp_path / "data/beside").write_text("not here")
-    runtime = made(tmp_path, "r1", str(data))
+    runtime = made(tmp_path, "r1", str(data), str(tmp_path / "state"))
     await runtime.start()
     try:
+        # But what is polarq's own is not shown, whatever it lies in.
+        (tmp_path / "state/secret").touch()
+        assert await prints(runtime, f"find {tmp_path}/state ! -type d") == ""
         assert await prints(runtime, f"cat {data}/file; ls {data.parent}") == "here\nset"
         assert not (await runtime.exec(["touch", f"{data}/new"], timeout_s=LONG_S)).ok
     finally:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import pwd
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -69,7 +69,7 @@ def arguments(root: Path, sight: Sight, *, online: bool, processes: int | None) 
     args += [*_top_level(sight), "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"]
     args += ["--bind", str(root / "tmp"), TMP_DIR]
     args += ["--bind", str(root / "tmp"), "/var/tmp"] if "/var/tmp" in sight.hidden else []
-    args += _beneath(sight)
+    args += _beneath(sight, [*OWN, "/var/tmp"])
     args += ["--dir", "/polar", "--bind", str(root / "session"), SESSION_DIR, "--bind", str(root / "home"), HOME_DIR]
     args += ["--ro-bind", str(root / "run"), RUN_DIR]
     args += [word for name in ("passwd", "group") for word in ("--ro-bind", str(root / "run" / name), f"/etc/{name}")]
@@ -131,12 +131,14 @@ def _top_level(sight: Sight) -> Iterator[str]:
             yield from ("--ro-bind", path, path)
 
 
-def _beneath(sight: Sight) -> Iterator[str]:
+def _beneath(sight: Sight, own: Sequence[str]) -> Iterator[str]:
     """From the outside in: what is hidden in something seen, and what is seen in something hidden."""
+    shown = [named for _, named in sight.seen]
     covered = [
-        path for path in sight.hidden if path.count("/") > 1 and not os.path.islink(path) and not _within(path, OWN)
+        path
+        for path in sight.hidden
+        if path.count("/") > 1 and not os.path.islink(path) and (_within(path, shown) or not _within(path, own))
     ]
-    covered = [path for path in covered if path != "/var/tmp"]
     steps = [(path, ["--tmpfs", path]) for path in covered]
     steps += [(named, [*_way_to(named, sight.hidden), "--ro-bind", real, named]) for real, named in sight.seen]
     for _, words in sorted(steps):
