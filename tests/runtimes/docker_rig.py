@@ -48,6 +48,7 @@ class Sandboxes:
         self.folder = folder
         self.host = host_of(folder)
         self.made: list[DockerRuntime] = []
+        self.images: list[str] = []
 
     def new(self, runtime_id: str, host: Host | None = None, **spec: Any) -> DockerRuntime:
         whole = RuntimeSpec.model_validate({"backend": "docker", "image": IMAGE, "env": CONTRACT_ENV, **spec})
@@ -65,6 +66,24 @@ class Sandboxes:
             await runtime.stop()
         for snapshot in await DockerRuntime.snapshots(self.host):
             await DockerRuntime.drop_snapshot(snapshot.reference, self.host)
+        if self.images:
+            docker = self.client()
+            for image in self.images:
+                await docker.images.delete(image, force=True)
+            await docker.close()
+
+    async def import_image(self, name: str, tree: bytes, *changes: str) -> None:
+        """Makes an image of a root file system. Nobody else has one of that name."""
+        docker = self.client()
+        await docker.version()
+        repository, _, tag = name.partition(":")
+        params = [("fromSrc", "-"), ("repo", repository), ("tag", tag), *(("changes", change) for change in changes)]
+        url = f"{docker.docker_host}/images/create"
+        async with docker.session.post(url, params=params, data=io.BytesIO(tree)) as answer:
+            text = await answer.text()
+            assert answer.status == 200 and "error" not in text, text
+        await docker.close()
+        self.images.append(name)
 
     def client(self) -> Docker:
         return connect(self.host)
@@ -98,16 +117,3 @@ def small_tree(*programs: str) -> bytes:
 def _libraries(program: str) -> list[str]:
     said = subprocess.run(["ldd", program], check=True, capture_output=True, text=True, timeout=60).stdout
     return [word for line in said.splitlines() for word in line.split() if word.startswith("/")]
-
-
-async def imported(docker: Docker, name: str, tree: bytes, *changes: str) -> None:
-    """Makes an image of a root file system."""
-    await docker.version()
-    repository, _, tag = name.partition(":")
-    params = [("fromSrc", "-"), ("repo", repository), ("tag", tag), *(("changes", change) for change in changes)]
-    async with docker.session.post(
-        f"{docker.docker_host}/images/create", params=params, data=io.BytesIO(tree)
-    ) as answer:
-        assert answer.status == 200, await answer.text()
-        text = await answer.text()
-        assert "error" not in text, text

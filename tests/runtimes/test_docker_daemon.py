@@ -18,7 +18,7 @@ from polarq.errors import BackendAway, DiskFull, RuntimeFault
 from polarq_worker.runtimes.docker.runtime import DockerRuntime
 
 from ..needs import not_here
-from .docker_rig import LONG_S, Sandboxes, host_of, imported, small_tree
+from .docker_rig import LONG_S, Sandboxes, host_of, small_tree
 
 pytestmark = pytest.mark.docker
 
@@ -90,10 +90,8 @@ async def own(disk: Path, tmp_path: Path) -> AsyncIterator[tuple[Daemon, Sandbox
     sandboxes.host = host_of(tmp_path, url=daemon.url)
     try:
         await daemon.start()
-        docker = sandboxes.client()
         programs = ("dash", "bash", "sleep", "cat", "rm", "dd")
-        await imported(docker, SMALL, small_tree(*(f"/bin/{name}" for name in programs)))
-        await docker.close()
+        await sandboxes.import_image(SMALL, small_tree(*(f"/bin/{name}" for name in programs)))
         yield daemon, sandboxes
         await sandboxes.stop()
     finally:

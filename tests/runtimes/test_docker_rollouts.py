@@ -16,6 +16,8 @@ from polarq.contracts.specs import NetworkPolicy
 from polarq.contracts.task import Task
 from polarq.testing.ports import free_port
 from polarq.testing.stack import LocalStack
+from polarq_worker.runtimes.base import Host
+from polarq_worker.runtimes.docker import config
 from tests.worker.conftest import ask, shell_task, write_scenario
 
 from .docker_rig import IMAGE, daemon_is_here
@@ -45,7 +47,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     with LocalStack(home, scenario=str(write_scenario(home)), nodes={"node0": node}) as made:
         yield made
     # The snapshots of its recipes are the node's own, and it is gone.
-    left = docker("images", "--filter", "label=polarq.snapshot", "--filter", "label=polarq.node=node0", "-q")
+    ours = f"label={config.PLACE}={config.place(Host(folder=made.home / 'state/runtimes'))}"
+    left = docker("images", "--filter", "label=polarq.snapshot", "--filter", ours, "-q")
     if left:
         subprocess.run(["docker", "rmi", "-f", *left.split()], check=False, capture_output=True)
 
@@ -58,7 +61,8 @@ def rollout(stack: LocalStack, name: str, command: str, **runtime: Any) -> Rollo
 
 
 def containers(stack: LocalStack) -> list[str]:
-    return docker("ps", "-a", "--filter", "label=polarq.node=node0", "--format", "{{.Names}}").split()
+    ours = f"label={config.PLACE}={config.place(Host(folder=stack.home / 'state/runtimes'))}"
+    return docker("ps", "-a", "--filter", ours, "--format", "{{.Names}}").split()
 
 
 def test_an_offline_harness_asks_the_model_through_its_door(stack: LocalStack) -> None:

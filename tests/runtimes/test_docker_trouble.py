@@ -15,7 +15,7 @@ from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.docker import config
 from polarq_worker.runtimes.docker.runtime import DockerRuntime
 
-from .docker_rig import LONG_S, Sandboxes, daemon_is_here, host_of, imported, small_tree
+from .docker_rig import LONG_S, Sandboxes, daemon_is_here, host_of, small_tree
 
 pytestmark = pytest.mark.docker
 
@@ -272,9 +272,7 @@ class TestImages:
         assert not DockerRuntime.keeps_offline(away)
 
     async def test_an_image_of_sh_alone_runs_programs_and_says_that_bash_is_missing(self, sandboxes: Sandboxes) -> None:
-        docker = sandboxes.client()
-        await imported(docker, "polarq-small:test", small_tree("/bin/dash", "/bin/sleep", "/bin/cat"))
-        await docker.close()
+        await sandboxes.import_image("polarq-small:test", small_tree("/bin/dash", "/bin/sleep", "/bin/cat"))
         sandbox = await sandboxes.started(image="polarq-small:test")
         assert (await sandbox.exec(["cat", "/polar/none"], timeout_s=LONG_S)).exit_code == 1
         result = await sandbox.exec("echo x", timeout_s=LONG_S)
@@ -285,10 +283,8 @@ class TestImages:
         assert (await sandbox.exec(["cat"], stdin=b"in", timeout_s=LONG_S)).stdout == b"in"
 
     async def test_volumes_of_an_image_are_not_kept_which_is_said(self, sandboxes: Sandboxes) -> None:
-        docker = sandboxes.client()
         tree = small_tree("/bin/dash", "/bin/sleep")
-        await imported(docker, "polarq-volumes:test", tree, "VOLUME /data")
-        await docker.close()
+        await sandboxes.import_image("polarq-volumes:test", tree, "VOLUME /data")
         sandbox = await sandboxes.started(image="polarq-volumes:test")
         with pytest.raises(RuntimeFault, match="/data"):
             await sandbox.snapshot("recipe")
