@@ -18,7 +18,7 @@ from polarq_worker.network.body import BadBody, Body
 from polarq_worker.network.denials import Denials
 from polarq_worker.network.head import HEAD_BYTES, BadHead, Head, parse_head
 from polarq_worker.network.model_door import ToProxy
-from polarq_worker.network.pipes import LINGER_S, End
+from polarq_worker.network.pipes import LINGER_S, End, accepting
 from polarq_worker.network.rules import Refused, Rules, Target
 
 log = logging.getLogger("polarq.relay")
@@ -95,8 +95,7 @@ class EgressDoor:
         self._server: asyncio.AbstractServer | None = None
 
     async def open(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Client(self), sock=listener, backlog=BACKLOG)
+        self._server = await accepting(lambda: _Client(self), listener, BACKLOG)
 
     def close(self) -> None:
         """Also what is open."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from polarq_worker.network.pipes import LINGER_S, End
+from polarq_worker.network.pipes import LINGER_S, End, accepting
 
 log = logging.getLogger("polarq.relay")
 
@@ -73,8 +73,7 @@ class ModelDoor:
         self._connecting: set[asyncio.Task[None]] = set()
 
     async def open(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Client(self), sock=listener, backlog=BACKLOG)
+        self._server = await accepting(lambda: _Client(self), listener, BACKLOG)
 
     def close(self) -> None:
         """Also what is open."""

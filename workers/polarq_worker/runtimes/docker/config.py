@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from polarq.contracts.specs import RuntimeSpec
@@ -25,6 +25,7 @@ IMAGE = "polarq.image"
 CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID"]
 """What package managers, `su` and servers on low ports need as root. Not Docker's other ones: raw sockets, device
 files, file capabilities, chroot, audit."""
+SOCKETS = "/run/polarq"
 KWARGS = {"volumes", "shm_mb"}
 ATTEMPT = re.compile(r"^(?P<rollout>.+)-\d+-[a-z]+$")
 
@@ -84,9 +85,17 @@ def labels(runtime_id: str, host: Host, image_id: str) -> dict[str, str]:
 
 
 def container(
-    spec: RuntimeSpec, host: Host, *, runtime_id: str, image: str, image_id: str, online: bool
+    spec: RuntimeSpec,
+    host: Host,
+    *,
+    runtime_id: str,
+    image: str,
+    image_id: str,
+    online: bool,
+    sockets: Path | None = None,
 ) -> dict[str, Any]:
-    """The body of the daemon's `create`. `image` is what it starts from, `image_id` what its recipe began with."""
+    """The body of the daemon's `create`. `image` is what it starts from, `image_id` what its recipe began with;
+    `sockets` is a folder that it sees as `SOCKETS`."""
     settings = host.settings.docker
     network = (spec.network or "bridge") if online else "none"
     config: dict[str, Any] = {
@@ -114,6 +123,8 @@ def container(
         # A name without a value takes away what the image says: nothing offline reaches a proxy of its.
         config["Env"] = list(PROXY_VARIABLES)
     limits = config["HostConfig"]
+    if sockets is not None:
+        limits["Mounts"] = [{"Type": "bind", "Source": str(sockets), "Target": SOCKETS, "ReadOnly": True}]
     if spec.cpus is not None:
         limits["NanoCpus"] = max(int(spec.cpus * 1e9), 10_000_000)
     if spec.memory_mb is not None:

@@ -23,6 +23,7 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import ImageMissing, RuntimeFault, SandboxLost
+from polarq_worker.network.forwarder import forwarded_door
 from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout, Snapshot
 from polarq_worker.runtimes.confined import parts_of
@@ -179,6 +180,8 @@ class DockerRuntime(Runtime):
         docker = self._there("open a door")
         if why := doors.obstacle(self.host):
             raise RuntimeFault(f"no door into a sandbox's network can be made: {why}")
+        if not doors.can_enter():
+            return await forwarded_door(self, self._sockets, config.SOCKETS, port, user="0")
         async with asking("open a door"):
             described = await docker.containers.container(self._container).show()
         return await doors.opened(int(described["State"]["Pid"]), str(described["Id"]), port)
@@ -267,6 +270,15 @@ class DockerRuntime(Runtime):
 
     # --- parts
 
+    @property
+    def _sockets(self) -> Path:
+        return self.root / "sockets"
+
+    @staticmethod
+    def _is_led_out(online: bool) -> bool:
+        """Whether its doors are sockets that are mounted in."""
+        return not online and not doors.can_enter()
+
     async def _begin(self, docker: Docker, image: str, online: bool) -> None:
         """Creates and starts the container."""
         body = config.container(
@@ -276,6 +288,7 @@ class DockerRuntime(Runtime):
             image=image,
             image_id=self._image_id,
             online=online,
+            sockets=self._sockets if self._is_led_out(online) else None,
         )
         try:
             async with asking("create the sandbox", START_S):
@@ -368,6 +381,7 @@ class DockerRuntime(Runtime):
             self.root.mkdir(mode=0o700, parents=True)
             self._made = True
             self.host_log_dir.mkdir(mode=0o700)
+            self._sockets.mkdir(mode=0o755)
         except FileExistsError:
             raise RuntimeFault(f"{self.root} exists already; a sandbox's folder is never shared") from None
         except OSError as exc:
