@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from polarq.testing.ports import free_port
 from tests.evaluators.conftest import EXPECTED, FIX, QUICK, Bench
 
 CHEAT = f"for name in {list(EXPECTED)}:\n    print('PASSED', name)\n"
@@ -124,3 +126,90 @@ async def test_what_steers_the_tests_is_put_back_also_where_it_came_with_a_patch
     assert reward.outcome == 1.0
     assert reward.report["left_out"] == ["sitecustomize.py"]
     assert "left_out_of_patch" not in reward.report
+
+
+REWRITES = """
+cat > {home}/passed.py <<'PY'
+import glob, json, os, sys, time
+ids = json.loads(sys.argv[1])
+names = [(i.split("::")[0][:-3].replace("/", "."), i.split("::")[1]) for i in ids]
+cases = "".join(f'<testcase classname="{{group}}" name="{{name}}"/>' for group, name in names)
+xml = f'<testsuites><testsuite name="pytest">{{cases}}</testsuite></testsuites>'
+while True:
+    for path in glob.glob(sys.argv[2] + "/*.xml") + glob.glob("out.*"):
+        text = xml if path.endswith("xml") else json.dumps(dict.fromkeys(ids, "PASSED"))
+        with open(path, "w") as file:
+            file.write(text)
+    open(sys.argv[3], "w").write("here")
+PY
+setsid nohup python {home}/passed.py '{ids}' {eval_logs} {home}/runs > /dev/null 2>&1 &
+"""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"test_command": "python tests/check.py | tee out.txt; echo '{}' > out.json", "report_path": "out.json"},
+    ],
+    ids=["report of polarq's", "named report"],
+)
+async def test_a_process_that_rewrites_the_report_does_not_change_the_verdict_and_ends_with_it(
+    bench: Bench, config: dict[str, str]
+) -> None:
+    await bench.begin(config)
+    layout = bench.runtime.layout
+    places = {"home": layout.session_dir, "ids": json.dumps(list(EXPECTED)), "eval_logs": layout.eval_log_dir}
+    await bench.agent("echo '# a try' >> calc.py", REWRITES.format(**places))
+    seen = await bench.runtime.exec(f"until [ -s {layout.session_dir}/runs ]; do sleep 0.05; done", timeout_s=120)
+    assert seen.ok
+    reward = await bench.verdict()
+    assert (reward.outcome, reward.report["graded_in"]) == (0.0, "live"), reward.report
+    left = await bench.runtime.exec("grep -l '[p]assed.py' /proc/[0-9]*/cmdline", timeout_s=60)
+    assert left.stdout_text == "", "it runs on"
+
+
+SERVES = """import http.server, threading
+class Store(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"value")
+    def log_message(self, *args):
+        pass
+http.server.HTTPServer(("127.0.0.1", {port}), Store).serve_forever()
+"""
+ASKS = """import urllib.request
+for test_id in {ids}:
+    try:
+        same = all(urllib.request.urlopen("http://127.0.0.1:{port}/").read() == b"value" for _ in range(2))
+    except OSError:
+        same = False
+    print("PASSED" if same else "FAILED", test_id)
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "fresh"),
+    [
+        ("nohup python server.py > /dev/null 2>&1 &", False),
+        ("setsid python server.py &", False),
+        ("python server.py &", False),
+        ("setsid python server.py &", True),
+    ],
+)
+async def test_a_service_that_the_agent_left_lives_until_it_was_graded_and_not_in_a_fresh_sandbox(
+    bench: Bench, start: str, fresh: bool
+) -> None:
+    port = free_port()
+    bench.files |= {"tests/check.py": ASKS.format(ids=list(EXPECTED), port=port)}
+    await bench.begin(QUICK, fresh=fresh)
+    await bench.runtime.put_bytes(SERVES.format(port=port).encode(), "/polar/session/repo/server.py")
+    looks = f'import urllib.request as u; u.urlopen("http://127.0.0.1:{port}")'
+    ready = f"until python -c '{looks}' 2>/dev/null; do :; done"
+    await bench.agent(f"{start}\n{ready}")
+    reward = await bench.verdict()
+    assert reward.outcome == (0.0 if fresh else 1.0), reward.report
+    assert reward.report["graded_in"] == ("fresh" if fresh else "live")
+    after = await bench.runtime.exec(["python", "-c", looks], timeout_s=60)
+    assert "refused" in after.stderr_text, "it lives on when it has been graded"

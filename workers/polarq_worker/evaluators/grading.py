@@ -75,6 +75,8 @@ class Grading:
             raise self._nothing_done()
         if self._fresh:
             assert patch is not None
+            # They may share a network with the fresh one.
+            await self._context.runtime.end_background()
             found = await self._applied(runtime, patch)
         await self._snapshot.restore(found.left_out, self._step_s())
         await self._snapshot.drop_byte_code(self._step_s())
@@ -229,7 +231,9 @@ class Grading:
         config = self._config
         left = self._left()
         limit_s = min(config.test_timeout, left * SHARE_OF_BUDGET)
-        run = await run_tests(runtime, config, self._env, own_tests=own_tests, timeout_s=limit_s, log=log)
+        run = await run_tests(
+            runtime, config, self._env, own_tests=own_tests, timeout_s=limit_s, log=log, alone=self._fresh
+        )
         result = run.result
         if (
             result.kind is ExecKind.TIMED_OUT

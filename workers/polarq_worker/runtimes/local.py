@@ -143,8 +143,8 @@ class LocalRuntime(Runtime):
             raise RuntimeFault("this node keeps nothing: snapshots need a folder")
         if self._lost:
             raise SandboxLost(f"no snapshot can be taken: {self._lost}")
-        # Nobody may write while it is copied; a keeper that is killed here means no more than that.
-        await asyncio.gather(*(command.kill() for command in list(self._commands)))
+        if not await self.end_background():
+            raise RuntimeFault("no snapshot can be taken: something in the sandbox does not die")
         unmoved = None if self._isolated else str(self.root)
         try:
             return cast("Snapshot", await in_thread(self._kept.save, name, self._folder.parts(), unmoved))
@@ -268,6 +268,17 @@ class LocalRuntime(Runtime):
         fetched: Fetched = await self._transfer("fetch", progress, confined.get_dir, source, target, progress)
         return fetched
 
+    async def end_background(self) -> bool:
+        if self._lost or self._tree is None:
+            return False
+        for command in self._commands:
+            command.killed = True
+        try:
+            return await self._tree.end()
+        except WardenLost:
+            self._lose("its first process was killed")
+            return False
+
     async def stop(self) -> None:
         self._lost = self._lost or "it was stopped"
         await uninterrupted(self._stop())
@@ -294,7 +305,7 @@ class LocalRuntime(Runtime):
         """How a command ended whose keeper is gone."""
         assert self._tree is not None
         if command is not None and command.killed and not self._lost:
-            return ExecKind.EXITED, -signal.SIGKILL, "it was ended for a snapshot"
+            return ExecKind.EXITED, -signal.SIGKILL, "it was ended with all others"
         if self._isolated and not self._lost and not self._tree.hung_up():
             # Something of its own user killed the keeper; whatever is left cannot leave the namespaces.
             return ExecKind.EXITED, -signal.SIGKILL, "what watched over it was killed with it"
