@@ -210,7 +210,7 @@ class TestAddress:
 
     def test_without_any_one_line_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv("DOCKER_HOST", raising=False)
-        monkeypatch.setattr("polarq_worker.runtimes.docker.daemon.usual_sockets", lambda: [tmp_path / "none.sock"])
+        monkeypatch.setattr("polarq.docker_daemon.usual_sockets", lambda: [tmp_path / "none.sock"])
         with pytest.raises(BackendAway, match=r"runtimes\.docker\.url") as raised:
             address(Host())
         assert "\n" not in str(raised.value)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator
 
+import httpx
+
 from polarq import bubblewrap
 from polarq.cli.checks.base import Deployment, Finding, fail, ok, warn
+from polarq.docker_daemon import daemon_address, daemon_facts
 
 GIB = 1024**3
 PROGRAM_S = 10.0
-DOCKER_SOCKET = "/var/run/docker.sock"
 
 
 def check_disk(deployment: Deployment) -> Iterator[Finding]:
@@ -41,8 +42,8 @@ def check_runtimes(deployment: Deployment) -> Iterator[Finding]:
     wanted = {
         node.default_runtime.backend for node in deployment.topology.gateway.nodes if node.default_runtime is not None
     }
+    yield from _docker(deployment, asked="docker" in wanted)
     for backend, found, advice in (
-        ("docker", _docker(), "start the Docker daemon"),
         ("apptainer", _apptainer(deployment), "install apptainer, or name it in the node's runtimes.apptainer.program"),
     ):
         if not found:
@@ -72,15 +73,23 @@ def _local(deployment: Deployment) -> Iterator[Finding]:
         yield warn(part, f"works; {open_to_all}: {why_not}", f"to isolate them: {bubblewrap.INSTALL}")
 
 
-def _docker() -> str:
-    """Blank when the daemon's socket accepts us, else why not."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(2.0)
+def _docker(deployment: Deployment, *, asked: bool) -> Iterator[Finding]:
+    part = "runtime docker"
+    for named in sorted({node.runtimes.docker.url for node in deployment.topology.gateway.nodes} or {""}):
+        url = daemon_address(named)
+        why_not = "there is no socket of a daemon" if not url else ""
         try:
-            probe.connect(DOCKER_SOCKET)
-        except OSError as exc:
-            return f"{DOCKER_SOCKET}: {exc.strerror or type(exc).__name__}"
-    return ""
+            facts = daemon_facts(url) if url else None
+        except (OSError, ValueError, httpx.HTTPError) as exc:
+            facts, why_not = None, f"{url} does not answer: {exc or type(exc).__name__}"
+        if facts is not None:
+            lacks = f"; it cannot give {'; '.join(facts.lacks)}" if facts.lacks else ""
+            yield ok(part, f"works; {facts.name}{lacks}")
+        elif asked or named:
+            advice = "start the Docker daemon, or set runtimes.docker.url of the node"
+            yield fail(part, f"{why_not}, and a node asks for it", advice)
+        else:
+            yield ok(part, f"not here ({why_not}); no node needs it")
 
 
 def _apptainer(deployment: Deployment) -> str:
