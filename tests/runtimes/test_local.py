@@ -15,7 +15,7 @@ import pytest
 
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
-from polarq.errors import RuntimeFault
+from polarq.errors import CannotBeKept, RuntimeFault
 from polarq.testing.runtime_contract import appears
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.capture import LOG_CAP_BYTES
@@ -395,3 +395,33 @@ def test_a_plain_spec_has_no_problems(isolation: str) -> None:
     assert (
         LocalRuntime.problems(RuntimeSpec(backend="local", network="host", workdir="/polar/session/repo"), host) == []
     )
+
+
+async def test_files_that_name_their_own_folder_make_no_snapshot_without_walls(tmp_path: Path) -> None:
+    host = Host("node0", "1", tmp_path / "kept", settings("none"))
+    for number, script in enumerate(
+        ["python -m venv --without-pip venv", 'ln -s "$PWD/file" link', "echo plain > file"]
+    ):
+        runtime = LocalRuntime(
+            RuntimeSpec(backend="local"), runtime_id=f"r{number}", root=tmp_path / f"r{number}", host=host
+        )
+        await runtime.start()
+        assert (await runtime.exec(script, timeout_s=LONG_S)).ok
+        if number == 2:
+            assert (await runtime.snapshot("recipe")).name == "recipe"
+        else:
+            with pytest.raises(CannotBeKept, match="isolated"):
+                await runtime.snapshot("recipe")
+        await runtime.stop()
+    assert len(await LocalRuntime.snapshots(host)) == 1
+
+
+async def test_what_was_left_behind_can_be_ended_and_the_sandbox_goes_on(runtime: LocalRuntime) -> None:
+    await runtime.exec("setsid bash -c 'echo $$ > one; sleep 1000' & sleep 1000 & echo $! > two", timeout_s=LONG_S)
+    pids = [int(await appears(runtime, name)) for name in ("one", "two")]
+    running = asyncio.ensure_future(runtime.exec("echo x > up; sleep 1000", timeout_s=LONG_S))
+    await appears(runtime, "up")
+    assert await runtime.end_background()
+    assert not any(is_running(pid) for pid in pids)
+    assert (await running).kind is ExecKind.SIGNALLED
+    assert (await runtime.exec("echo on", timeout_s=LONG_S)).stdout == b"on\n"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import marshal
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -308,6 +310,10 @@ class ProcessTree:
         """A socket that listens on the port of the sandbox's loopback. Raises `WardenLost`, `OSError`."""
         return await uninterrupted(asyncio.to_thread(self._door, port))
 
+    async def end(self) -> bool:
+        """Ends all that runs, whoever its parent is by now; whether the kernel confirmed it. Raises `WardenLost`."""
+        return await uninterrupted(asyncio.to_thread(self._end))
+
     def hung_up(self) -> bool:
         """Whether the warden is gone, as far as its socket tells."""
         if self._control is None:
@@ -321,7 +327,13 @@ class ProcessTree:
         control, self._control = self._control, None
         if control is None:
             return True
-        return await uninterrupted(asyncio.to_thread(_over, control))
+        if await uninterrupted(asyncio.to_thread(_over, control)):
+            return True
+        if self._walls is not None and self.warden_pid:
+            # Whatever holds it up, the kernel ends all of its namespace with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.warden_pid, signal.SIGKILL)
+        return False
 
     def last_words(self) -> str:
         """What the warden printed before it died, one line."""
@@ -339,11 +351,30 @@ class ProcessTree:
         with self._stderr.open("wb") as stderr:
             self._control, self.warden_pid = _nursery.warden(stderr.fileno(), self._walls)
 
-    def _door(self, port: int) -> socket.socket:
+    def _end(self) -> bool:
+        with self._ask({"end": True}) as answer:
+            answer.settimeout(KILL_S)
+            try:
+                said = answer.recv(64)
+            except TimeoutError:
+                return False
+        if not said:
+            raise WardenLost
+        return said == b"ended\n"
+
+    def _ask(self, request: dict[str, object]) -> socket.socket:
+        """Sends what is no command; where it is answered."""
         ours, theirs = socket.socketpair()
-        with ours:
+        try:
             nothing = [os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) for _ in range(3)]
-            self._send(marshal.dumps({"door": port}), Descriptors(*nothing), theirs)
+            self._send(marshal.dumps(request), Descriptors(*nothing), theirs)
+        except BaseException:
+            ours.close()
+            raise
+        return ours
+
+    def _door(self, port: int) -> socket.socket:
+        with self._ask({"door": port}) as ours:
             ours.settimeout(START_S)
             said, fds, _, _ = socket.recv_fds(ours, 64, 1)
             if said.startswith(b"failed"):

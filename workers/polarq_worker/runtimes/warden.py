@@ -15,7 +15,8 @@ other groups) where it is to run as somebody else}. For each the warden forks a 
 command. Both are child subreapers (prctl), so a process that daemonises, calls setsid or empties its environment is
 handed to its keeper by the kernel and cannot leave the tree. Having no child left
 (ECHILD) therefore proves that nothing of the command lives, which no scan of /proc can. A body {door} instead asks for
-a socket that listens on that port of the sandbox's loopback: it is sent along with `door`.
+a socket that listens on that port of the sandbox's loopback: it is sent along with `door`. A body {end} ends all that
+runs, whoever its parent is by now, and says `ended`.
 
 A keeper says on the command's socket, a line each: `started <pid>`, or `failed <stage> <errno>`; then `ended <wait
 status>`; and closes it when the last descendant is gone. It kills the whole tree when it reads anything, and when the
@@ -216,11 +217,15 @@ def _serve(control: socket.socket, wakeup: int, request: dict[str, object], fds:
     if "door" in request:
         _open_door(reply, int(str(request["door"])))
         return
+    if "end" in request:
+        kill_tree()
+        _write(reply, b"ended\n")
+        return
     try:
         pid = os.fork()
     except OSError as exc:
         # Its limit of processes is reached: that is the command's misfortune, not the sandbox's end.
-        os.write(reply, f"failed fork {exc.errno}\n".encode())
+        _write(reply, f"failed fork {exc.errno}\n".encode())
         return
     if pid == 0:
         try:
@@ -232,6 +237,14 @@ def _serve(control: socket.socket, wakeup: int, request: dict[str, object], fds:
             sys.excepthook(*sys.exc_info())
             kill_tree()
             os._exit(1)
+
+
+def _write(reply: int, line: bytes) -> None:
+    try:
+        os.write(reply, line)
+    except OSError:
+        # Whoever asked has gone.
+        return
 
 
 def _open_door(reply: int, port: int) -> None:
