@@ -164,6 +164,8 @@ class LocalRuntime(Runtime):
     async def sweep(cls, host: Host, keep: Collection[str]) -> list[str]:
         if host.folder is None:
             return []
+        # At a worker's start, so that no rollout waits for it.
+        await asyncio.to_thread(bubblewrap.why_not)
         kept = Kept(host.folder)
         swept, stubborn = [], []
         for record in cast("list[Record]", await _kept(kept.records)):
