@@ -32,7 +32,7 @@ from polarq_worker.runtimes.apptainer import wishes
 from polarq_worker.runtimes.apptainer.commands import Commands, Order
 from polarq_worker.runtimes.apptainer.files import InsideFiles
 from polarq_worker.runtimes.apptainer.images import bring
-from polarq_worker.runtimes.apptainer.instance import Instance, Note, name_of, stop_noted
+from polarq_worker.runtimes.apptainer.instance import Instance, Note, kill_within, name_of, stop_noted
 from polarq_worker.runtimes.apptainer.layers import Layers
 from polarq_worker.runtimes.apptainer.limits import out_of_memory_kills
 from polarq_worker.runtimes.apptainer.program import Program, find
@@ -191,6 +191,12 @@ class ApptainerRuntime(Runtime):
             raise SandboxLost(f"no door of it can be opened: {self._lost}") from None
         except OSError as exc:
             raise RuntimeFault(cannot(f"port {port} of the sandbox's own network cannot be listened on", exc)) from exc
+
+    async def end_background(self) -> bool:
+        if self._lost or self._instance is None or self._tree is None or self._commands is None:
+            return False
+        self._commands.expect_kill()
+        return await uninterrupted(in_thread(kill_within, self._instance.pid, {self._tree.warden_pid}))
 
     async def stop(self) -> None:
         self._lost = self._lost or "it was stopped"
