@@ -112,18 +112,18 @@ async def test_a_file_of_variables_beside_the_worker_cannot_be_read(
     place = Path("/srv/polarq-test-cwd")
     place.mkdir()
     try:
-        (place / ".env").write_text("TOKEN=secret")
+        for secret in (".env", "topology.yaml"):
+            (place / secret).write_text("TOKEN=secret")
         (place / "README").write_text("open")
         monkeypatch.chdir(place)
         runtime = made(tmp_path)
         await runtime.start()
         assert await prints(runtime, f"cat {place}/README") == "open"
-        assert not (await runtime.exec(["cat", f"{place}/.env"], timeout_s=LONG_S)).ok
+        for secret in (".env", "topology.yaml"):
+            assert not (await runtime.exec(["cat", f"{place}/{secret}"], timeout_s=LONG_S)).ok
         await runtime.stop()
     finally:
-        (place / ".env").unlink()
-        (place / "README").unlink()
-        place.rmdir()
+        subprocess.run(["rm", "-rf", str(place)], check=True)
 
 
 async def test_what_the_topology_names_is_seen_but_not_written(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ import os
 import pwd
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import polarq
 from polarq import bubblewrap
+from polarq.settings import Settings
 from polarq_worker.runtimes.base import SESSION_DIR
 from polarq_worker.runtimes.folder import HOME_DIR, RUN_DIR, TMP_DIR
 from polarq_worker.runtimes.processes import LOADER
@@ -41,7 +42,7 @@ class Sight:
     hidden: tuple[str, ...]
     seen: tuple[tuple[str, str], ...]
     """(path on the machine, path in the sandbox)."""
-    masked: tuple[str, ...] = field(default=())
+    masked: tuple[str, ...] = ()
 
 
 def own_ids() -> tuple[int, int]:
@@ -92,25 +93,33 @@ def sight(private: Collection[Path], visible: Collection[str]) -> Sight:
     """As this process' environment and settings have it; `private` are polarq's own folders."""
     env = os.environ
     home, path = env.get("HOME", ""), env.get("PATH", os.defpath)
-    return _sight(home, path, os.getcwd(), tuple(str(folder) for folder in private), tuple(visible))
+    cached = _sight(home, path, tuple(str(folder) for folder in private), tuple(visible))
+    return replace(cached, masked=tuple(sorted(file for file in _secrets() if not _within(file, cached.hidden))))
+
+
+def _secrets() -> set[str]:
+    """Files of a deployment that may hold passwords, where they lie open: its topology, variables beside the worker."""
+    topology = Settings.from_env().topology_path
+    here = Path.cwd()
+    files = [*here.glob(".env*"), here / "topology.yaml", *([topology] if topology else [])]
+    return {spelt for file in files if file.is_file() for spelt in _spelt(str(file.absolute()))}
 
 
 @lru_cache(maxsize=64)
-def _sight(home: str, path: str, cwd: str, private: tuple[str, ...], visible: tuple[str, ...]) -> Sight:
+def _sight(home: str, path: str, private: tuple[str, ...], visible: tuple[str, ...]) -> Sight:
     hidden = {*HIDDEN, TMP_DIR, *private}
     hidden.update(folder for folder in (home, _home_of(os.geteuid())) if folder.startswith("/"))
     hidden |= {os.path.realpath(folder) for folder in hidden}
     hidden = {os.path.normpath(folder) for folder in hidden if os.path.isdir(folder)} - set(SYSTEM)
-    wanted = [*_programs(path), *_interpreter(), str(Path(polarq.__file__).parent)]
-    wanted += [os.path.expanduser(named) for named in visible]
-    seen = {
-        (os.path.realpath(named), named)
-        for one in wanted
-        for named in (os.path.normpath(one), os.path.realpath(one))
-        if os.path.exists(one) and _within(named, hidden)
-    }
-    masked = [str(file) for file in Path(cwd).glob(".env*") if file.is_file() and not _within(str(file), hidden)]
-    return Sight(tuple(sorted(hidden)), tuple(sorted(seen)), tuple(sorted(masked)))
+    needed = [*_programs(path), *_interpreter(), str(Path(polarq.__file__).parent)]
+    wanted = {spelt for one in needed if os.path.exists(one) for spelt in _spelt(one)} - hidden
+    named = {spelt for one in visible for spelt in _spelt(os.path.expanduser(one)) if os.path.exists(spelt)}
+    seen = {(os.path.realpath(one), one) for one in wanted | named if _within(one, hidden)}
+    return Sight(tuple(sorted(hidden - (named - set(private)))), tuple(sorted(seen)))
+
+
+def _spelt(path: str) -> set[str]:
+    return {os.path.normpath(path), os.path.realpath(path)}
 
 
 def _within(path: str, folders: Collection[str]) -> bool:
@@ -140,11 +149,11 @@ def _beneath(sight: Sight, own: Sequence[str]) -> Iterator[str]:
         if path.count("/") > 1 and not os.path.islink(path) and (_within(path, shown) or not _within(path, own))
     ]
     steps = [(path, ["--tmpfs", path]) for path in covered]
-    steps += [(named, [*_way_to(named, sight.hidden), "--ro-bind", real, named]) for real, named in sight.seen]
+    steps += [(named, [*_way_to(named, sight.hidden), "--ro-bind-try", real, named]) for real, named in sight.seen]
     for _, words in sorted(steps):
         yield from words
     for path in sight.masked:
-        yield from ("--ro-bind", "/dev/null", path)
+        yield from ("--ro-bind-try", "/dev/null", path)
     resolver = os.path.realpath("/etc/resolv.conf")
     if _within(resolver, sight.hidden) and os.path.exists(resolver):
         yield from (*_way_to(resolver, sight.hidden), "--ro-bind", resolver, resolver)
