@@ -321,6 +321,9 @@ os.mknod('/d', 0o20600, 0x103)"""
     result = await runtime.exec(["python3", "-c", tried], timeout_s=LONG_S)
     assert result.stdout == b"-1\n"
     assert "PermissionError" in result.stderr_text
+    for path in ("/proc/sys/kernel/core_pattern", "/sys/kernel/rcu_expedited"):
+        written = await runtime.exec(f"echo 0 > {path}", timeout_s=LONG_S)
+        assert "Read-only file system" in written.stderr_text, written
     with pytest.raises(RuntimeFault, match="kernel"):
         await runtime.put_bytes(b"x", "/proc/sys/kernel/core_pattern")
 
