@@ -55,6 +55,7 @@ class Node(Rig):
         while True:
             await self.look_ahead.step()
             if not self.pool.making:
+                await self.warm.maker.ended()
                 return
             await self.arrived()
 
@@ -176,7 +177,6 @@ async def test_what_nobody_knows_of_is_swept_and_nothing_that_lives(node: Node) 
 async def test_what_waited_in_another_workers_pool_is_stopped_when_that_has_lost_the_nodes_place(node: Node) -> None:
     await node.submit("t", "true", box="LastingBox")
     await node.look()
-    await node.warm.maker.ended()
     handle = next(Path(runtime.handle) for runtime in node.warm.maker.living.values())
     orphans = Orphans(node.ledger, node.topology)
     calls = node.ledger.calls

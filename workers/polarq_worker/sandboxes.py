@@ -145,7 +145,7 @@ class Sandboxes:
         recipes, snapshots = self._warm.recipes, self._warm.snapshots
         try:
             recipe = await recipes.of_evaluator(self.task)
-            if recipe.has_work and recipe.runtime.takes_snapshots(self._services.host):
+            if snapshots.can_keep(recipe):
                 snapshots.release(await snapshots.lease(recipe, budget_s))
         except PolarqError as exc:
             log.info("rollout %s: its fresh sandbox is not ready yet: %s", self._claim.rollout_id, exc)

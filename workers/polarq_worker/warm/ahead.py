@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -19,8 +20,11 @@ from polarq_worker.warm.recipe import Recipes, with_runtime
 
 log = logging.getLogger("polarq.worker.warm")
 
-_SEEN = 64
+_SEEN = 256
 """Tasks that are kept, so that each is read once."""
+_WISH_S = 15.0
+"""How long a task is taken to ask for what it did when it was last looked at: its uploads are looked through for that.
+Where they have changed meanwhile, something is made that nobody asks for."""
 
 
 class LookAhead:
@@ -51,6 +55,8 @@ class LookAhead:
         """How far it looks: what it could take if all that it has ended now. 0: not at all."""
         self._tasks: OrderedDict[str, Task | None] = OrderedDict()
         """None: one that cannot be read."""
+        self._wishes: OrderedDict[str, tuple[Wish | None, float]] = OrderedDict()
+        """By task: and until when."""
 
     async def step(self) -> None:
         """Raises `LedgerUnavailable`."""
@@ -83,6 +89,17 @@ class LookAhead:
 
     async def _wish(self, task: Task) -> Wish | None:
         """None where the task cannot be run: that is said when its turn comes."""
+        now = asyncio.get_running_loop().time()
+        wish, until = self._wishes.get(task.task_id, (None, now))
+        if until <= now:
+            wish = await self._looked_at(task)
+            self._wishes[task.task_id] = (wish, now + _WISH_S)
+        self._wishes.move_to_end(task.task_id)
+        while len(self._wishes) > _SEEN:
+            self._wishes.popitem(last=False)
+        return wish
+
+    async def _looked_at(self, task: Task) -> Wish | None:
         task = with_runtime(task, self._node)
         try:
             harness = create_harness(task.agent, self._allowed)
