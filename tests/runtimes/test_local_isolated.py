@@ -20,6 +20,7 @@ from polarq.errors import RuntimeFault
 from polarq.testing.runtime_contract import appears
 from polarq_worker.runtimes import cgroups
 from polarq_worker.runtimes.base import Host
+from polarq_worker.runtimes.beginning import Beginning
 from polarq_worker.runtimes.local import LocalRuntime
 from polarq_worker.runtimes.walls import SANDBOX_UID
 
@@ -274,6 +275,7 @@ from pathlib import Path
 from polarq.contracts.specs import RuntimeSpec
 from polarq.topology.runtimes import RuntimesSection
 from polarq_worker.runtimes.base import Host
+from polarq_worker.runtimes.beginning import Beginning
 from polarq_worker.runtimes.local import LocalRuntime
 
 async def main():
@@ -447,3 +449,43 @@ async def test_without_walls_no_sandbox_can_be_cut_off(tmp_path: Path) -> None:
     with pytest.raises(RuntimeFault, match="cannot cut"):
         await runtime.start(online=False)
     await runtime.stop()
+
+
+async def test_where_nothing_can_be_laid_over_a_snapshot_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Beginning, "_overlays", True)
+    monkeypatch.setattr(Beginning, "_over", lambda self, base: [(str(tmp_path / "missing"), "lowerdir=/no/such")])
+    prepared = made(tmp_path, "prepared")
+    await prepared.start()
+    await prints(prepared, "echo one > file; chmod 600 file")
+    kept = await prepared.snapshot("recipe")
+    await prepared.stop()
+    copy = made(tmp_path, "copy")
+    await copy.start(snapshot=kept.reference)
+    assert await prints(copy, "cat file; stat -c '%a %U' file; echo two >> file") == "one\n600 agent"
+    assert not Beginning._overlays
+    await copy.stop()
+    again = made(tmp_path, "again")
+    await again.start(snapshot=kept.reference)
+    assert await prints(again, "cat file") == "one"
+    await again.stop()
+
+
+async def test_a_snapshot_that_is_cut_short_is_none(tmp_path: Path) -> None:
+    prepared = made(tmp_path)
+    await prepared.start()
+    await prints(prepared, "echo one > file")
+    with pytest.raises(RuntimeFault, match="no name"):
+        await prepared.snapshot("../x")
+    making = tmp_path / "state/runtimes/local/snapshots"
+    # As a worker leaves it that was killed meanwhile: one of a process that there is not, and ours.
+    for pid in ("999999999", str(os.getpid())):
+        (making / f".making-{pid}-recipe~0/session").mkdir(parents=True)
+    assert await LocalRuntime.snapshots(prepared.host) == []
+    await LocalRuntime.sweep(prepared.host, {"r1"})
+    assert [path.name for path in making.iterdir()] == [f".making-{os.getpid()}-recipe~0"]
+    first, second = await prepared.snapshot("recipe"), await prepared.snapshot("recipe")
+    assert [one.reference for one in await LocalRuntime.snapshots(prepared.host)] == [second.reference]
+    assert first.reference != second.reference
+    await prepared.stop()
