@@ -19,7 +19,7 @@ import pytest
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
-from polarq.testing.runtime_contract import CONTRACT_ENV, New, RuntimeContract
+from polarq.testing.runtime_contract import CONTRACT_ENV, New, RuntimeContract, Sandbox
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.harbor import environment
 from polarq_worker.runtimes.harbor.runtime import HarborRuntime
@@ -58,6 +58,11 @@ class TestHarborRuntime(RuntimeContract):
         yield new
         for runtime in made:
             await runtime.stop()
+
+    async def test_the_log_is_written_while_the_command_runs(self, runtime: Sandbox) -> None:
+        # Harbor hands nothing out before a command has ended.
+        await runtime.exec("echo first; echo second", timeout_s=LONG_S, log="agent/log")
+        assert (runtime.host_log_dir / "agent/log.stdout").read_text() == "first\nsecond\n"
 
 
 @pytest.mark.parametrize(

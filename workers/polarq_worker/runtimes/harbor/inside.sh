@@ -107,9 +107,11 @@ run() {
       *)
         wait "$child"
         code=$?
+        # A job that a signal ended is struck off the list at once; one that exited, with whatever code, is not.
+        kind=exited
         case $state in
-          *" $child Exit "* | *" $child Done "* | "") kind=exited ;;
-          *) kind=signalled code=$((code - 128)) ;;
+          *" $child Exit "* | *" $child Done "*) ;;
+          *) [ "$code" -le 128 ] || kind=signalled code=$((code - 128)) ;;
         esac
         break
         ;;

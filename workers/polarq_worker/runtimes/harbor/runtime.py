@@ -18,9 +18,10 @@ import os
 import secrets
 import shlex
 import shutil
+import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from polarq.contracts.rollout import ExecKind
@@ -50,8 +51,9 @@ class HarborRuntime(Runtime):
 
     def __init__(self, spec: RuntimeSpec, *, runtime_id: str, root: Path, host: Host | None = None) -> None:
         super().__init__(spec, runtime_id=runtime_id, root=Path(os.path.realpath(root)), host=host)
-        node = hashlib.sha256(self.host.node_id.encode()).hexdigest()[:6]
-        self._session = f"polarq-{node}-{hashlib.sha256(runtime_id.encode()).hexdigest()[:16]}"
+        # Of the folder too: two deployments on one machine may both have a node of that name.
+        own = "\0".join((self.host.node_id, str(self.root), runtime_id))
+        self._session = f"polarq-{hashlib.sha256(own.encode()).hexdigest()[:20]}"
         self._layout = SandboxLayout.below(SESSION_DIR)
         self._numbers = itertools.count(1)
         self._environment: Environment | None = None
@@ -117,6 +119,23 @@ class HarborRuntime(Runtime):
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
 
+    @classmethod
+    async def sweep(cls, host: Host, keep: Collection[str]) -> list[str]:
+        """Goes by what its own workers noted on this machine: Harbor lists nothing."""
+        stopped = []
+        for path in sorted(_notes(host).glob("*.json")) if host.folder is not None else []:
+            try:
+                note = SandboxRecord.model_validate_json(await asyncio.to_thread(path.read_text))
+            except (OSError, ValueError):
+                continue
+            kind = environment.read_handle(note.handle)[0].kwargs["environment"]
+            if note.node_id != host.node_id or note.runtime_id in keep or kind not in environment.FROM_NAME:
+                continue
+            await cls.stop_orphan(note)
+            path.unlink(missing_ok=True)
+            stopped.append(note.runtime_id)
+        return stopped
+
     # --- its life
 
     @property
@@ -133,6 +152,7 @@ class HarborRuntime(Runtime):
         await asyncio.to_thread(self._make_folders)
         made = await asyncio.to_thread(environment.make, self.spec, self._session, self.root)
         self._environment = made
+        await asyncio.to_thread(self._write_note)
         async with asking("the sandbox cannot be started"):
             await made.start(False)
         self._lost = ""
@@ -162,6 +182,8 @@ class HarborRuntime(Runtime):
             raise
         for running in self._running:
             running.cancel()
+        if self.host.folder is not None:
+            self._note_path.unlink(missing_ok=True)
         if self._made:
             await asyncio.to_thread(shutil.rmtree, self.root, True)
 
@@ -321,6 +343,28 @@ class HarborRuntime(Runtime):
     def _path(self, path: str) -> str:
         return str(PurePosixPath(self.workdir) / path)
 
+    @property
+    def _note_path(self) -> Path:
+        return _notes(self.host) / f"{self._session}.json"
+
+    def _write_note(self) -> None:
+        if self.host.folder is None:
+            return
+        note = SandboxRecord(
+            runtime="harbor",
+            runtime_id=self.runtime_id,
+            handle=self.handle,
+            reach=self.reach,
+            node_id=self.host.node_id,
+            incarnation=self.host.incarnation,
+            hostname=socket.gethostname(),
+        )
+        try:
+            self._note_path.parent.mkdir(parents=True, exist_ok=True)
+            self._note_path.write_text(note.model_dump_json())
+        except OSError as exc:
+            raise RuntimeFault(cannot("the sandbox cannot be noted", exc)) from exc
+
     def _make_folders(self) -> None:
         try:
             self.root.mkdir(mode=0o700, parents=True)
@@ -331,6 +375,11 @@ class HarborRuntime(Runtime):
             raise RuntimeFault(f"{self.root} exists already; a sandbox's folder is never shared") from None
         except OSError as exc:
             raise RuntimeFault(cannot(f"the sandbox's folder {self.root} cannot be made", exc)) from exc
+
+
+def _notes(host: Host) -> Path:
+    assert host.folder is not None
+    return host.folder / "harbor"
 
 
 def _result(answer: dict[str, list[str]], duration_s: float, folder: str, command: str) -> ExecResult:
