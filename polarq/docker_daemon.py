@@ -63,12 +63,10 @@ def _lacks(info: dict[str, Any]) -> tuple[str, ...]:
     driver = str(info.get("Driver", "?"))
     backing = dict(pair for pair in info.get("DriverStatus") or [] if len(pair) == 2).get("Backing Filesystem", "")
     quotas = driver in {"btrfs", "zfs", "devicemapper"} or (driver.startswith("overlay") and backing == "xfs")
-    rootless = any("rootless" in option for option in info.get("SecurityOptions") or [])
     missing = [
         (not info.get("MemoryLimit", True), "memory_mb: its kernel limits no memory"),
         (not info.get("CpuCfsQuota", True), "cpus: its kernel limits no processors"),
         (not info.get("PidsLimit", True), "max_processes: its kernel limits no processes"),
         (not quotas, f"storage_mb: its storage driver ({driver} on {backing or '?'}) has no quotas"),
-        (rootless, "network policies: it is rootless, and only root can make a door into a sandbox's network"),
     ]
     return tuple(text for lacking, text in missing if lacking)

@@ -47,7 +47,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     with LocalStack(home, scenario=str(write_scenario(home)), nodes={"node0": node}) as made:
         yield made
     # The snapshots of its recipes are the node's own, and it is gone.
-    ours = f"label={config.PLACE}={config.place(Host(folder=made.home / 'state/runtimes'))}"
+    ours = f"label={config.PLACE}={config.place(Host(folder=made.home / 'state/node0/runtimes'))}"
     left = docker("images", "--filter", "label=polarq.snapshot", "--filter", ours, "-q")
     if left:
         subprocess.run(["docker", "rmi", "-f", *left.split()], check=False, capture_output=True)
@@ -61,7 +61,7 @@ def rollout(stack: LocalStack, name: str, command: str, **runtime: Any) -> Rollo
 
 
 def containers(stack: LocalStack) -> list[str]:
-    ours = f"label={config.PLACE}={config.place(Host(folder=stack.home / 'state/runtimes'))}"
+    ours = f"label={config.PLACE}={config.place(Host(folder=stack.home / 'state/node0/runtimes'))}"
     return docker("ps", "-a", "--filter", ours, "--format", "{{.Names}}").split()
 
 

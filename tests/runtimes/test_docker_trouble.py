@@ -61,8 +61,8 @@ class TestLimits:
 
     async def test_thirty_commands_that_leave_short_processes_behind_fill_nothing(self, sandboxes: Sandboxes) -> None:
         """Field case R04."""
-        sandbox = await sandboxes.started(max_processes=512)
-        script = "for i in $(seq 100); do sh -c '(sleep 0.05 &)'; done"
+        sandbox = await sandboxes.started(max_processes=128)
+        script = "for i in $(seq 20); do sh -c '(sleep 0.05 &)'; done"
         for _ in range(30):
             assert (await sandbox.exec(script, timeout_s=LONG_S)).ok
         look = "grep -lE '^State:.Z' /proc/[0-9]*/status"
@@ -322,3 +322,23 @@ class TestTransfers:
         assert (await sandbox.exec("cat folder/x", timeout_s=LONG_S)).stdout == b"x\n"
         with pytest.raises(RuntimeFault, match="own folder"):
             await sandbox.put_dir(Path(__file__).parent, "/polar/session")
+
+
+class TestBystanders:
+    """Programs of a task, and what of ours runs beside them."""
+
+    async def test_a_tasks_pkill_meets_nothing_of_ours(self, sandboxes: Sandboxes) -> None:
+        sandbox = await sandboxes.started()
+        listed = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done"
+        seen = await sandbox.exec(listed, timeout_s=LONG_S)
+        assert "POLARQ_SHELL" in seen.stdout_text
+        assert not [word for word in ("printf", "rm -f", "oom_kill") if word in seen.stdout_text]
+
+    async def test_variables_of_a_task_arrive_whatever_they_are_called(self, sandboxes: Sandboxes) -> None:
+        sandbox = await sandboxes.started()
+        names = "abcdefghijklmnopqrstuvwxyz"
+        result = await sandbox.exec(["env"], env={name: f"<{name}>" for name in names}, timeout_s=LONG_S)
+        lines = set(result.stdout_text.splitlines())
+        assert {f"{name}=<{name}>" for name in names} <= lines
+        ours = {line.partition("=")[0] for line in lines if line.startswith(("POLARQ_", "q_"))}
+        assert ours == {"POLARQ_RUNTIME_ID"}

@@ -144,7 +144,7 @@ class Executor:
         script = command.encode("utf-8", "surrogateescape") if isinstance(command, str) else None
         argv = [] if isinstance(command, str) else list(command)
         by_file = script is not None and (len(script) > IN_ENVIRONMENT or not _is_text(script))
-        sent = dict(env)
+        sent = {**env, shell.SHELL: shell.RUN}
         if script is not None and not by_file:
             sent[shell.SCRIPT] = script.decode()
         files = {"sh": script if by_file else None, "in": stdin or None}
