@@ -12,6 +12,8 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +28,9 @@ from polarq_worker.runtimes.confined import Progress
 from polarq_worker.runtimes.fetched import Fetched, TooLarge, TooMany, printable
 
 T = TypeVar("T")
+
+_threads = ThreadPoolExecutor(2, thread_name_prefix="polarq-artifacts")
+"""Large files take long, and nothing else of the worker shall wait for them."""
 
 LISTED = 500
 """Artefacts of one rollout, in its result."""
@@ -85,7 +90,7 @@ class Collector:
 
     async def take_logs(self, folder: Path, name: str) -> None:
         """Collects the files of a folder of this host that a sandbox may have written to."""
-        if not self._limits.logs or not await asyncio.to_thread(folder.is_dir):
+        if not self._limits.logs or not await _in_thread(folder.is_dir):
             return
         copy = await self._new_scratch()
         progress = Progress(max_bytes=min(self._bytes_left, self._limits.max_bytes_each), max_files=self._files_left)
@@ -94,7 +99,7 @@ class Collector:
             await _stoppable(progress, confined.get_dir, folder, [], copy, progress)
         except (RuntimeFault, OSError) as exc:
             problem = " ".join(str(exc).split())
-        for path in sorted(await asyncio.to_thread(_files_in, copy)):
+        for path in sorted(await _in_thread(_files_in, copy)):
             relative = os.fsdecode(os.path.relpath(path, copy))
             await self._keep(path, f"{name}/{relative}", kind="log")
         if problem:
@@ -221,7 +226,7 @@ async def _stoppable(progress: Progress, function: Callable[..., T], *args: Any)
 
 
 async def _in_thread(function: Callable[..., T], *args: Any, **named: Any) -> T:
-    return await asyncio.to_thread(function, *args, **named)
+    return await asyncio.get_running_loop().run_in_executor(_threads, partial(function, *args, **named))
 
 
 def _name(path: str) -> str:

@@ -345,6 +345,9 @@ class Walk:
                     await self.collector.take(agents, self.task.artifacts)
         except TimeoutError:
             self.collector.say_rest(f"not collected within timeouts.teardown_s ({budget_s:g} s)")
+        except OSError as exc:
+            log.warning("rollout %s: its files cannot be collected: %s", self.rollout_id, exc)
+            self.collector.say_rest(exc.strerror or str(exc))
         except OF_OTHERS as exc:
             log.exception("rollout %s: an error while its files were collected", self.rollout_id)
             self.collector.say_rest(what(exc))
