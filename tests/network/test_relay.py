@@ -226,6 +226,12 @@ async def test_a_proxy_that_comes_back_on_another_port_is_followed(tmp_path: Pat
             assert await asked(door, b"again") == b"again"
 
 
+async def test_a_relay_knows_no_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLARQ_REDIS_URL", "redis://:secret@127.0.0.1/0")
+    async with model_door(tmp_path, local(9)) as (relay, _):
+        assert b"secret" not in Path(f"/proc/{relay.pid}/environ").read_bytes()
+
+
 async def test_a_relay_ends_with_its_worker(tmp_path: Path) -> None:
     """However that ends: all it needs is that the other end of its socket is gone."""
     async with model_door(tmp_path, local(9)) as (relay, _):

@@ -28,6 +28,8 @@ BACKLOG = 1024
 HEAD_S = 30.0
 """How long the head of a request may take."""
 RESOLVE_S = 15.0
+_RESOLVED_AT_ONCE = 4
+"""Names of one sandbox: a slow name server must not keep the others from theirs."""
 CONNECT_S = 20.0
 _DRAIN_S = 5.0
 """How long a refused client's own bytes are still read, so that it sees the answer."""
@@ -92,6 +94,8 @@ class EgressDoor:
         self.head_s = head_s
         self.connect_s = connect_s
         self.ends: set[End] = set()
+        self._resolving = asyncio.Semaphore(_RESOLVED_AT_ONCE)
+        self._is_full = False
         self._server: asyncio.AbstractServer | None = None
 
     async def open(self, listener: socket.socket) -> None:
@@ -105,6 +109,15 @@ class EgressDoor:
             end.abort()
             if end.other is not None:
                 end.other.abort()
+
+    def has_room(self) -> bool:
+        """For one more connection. That there is none is logged once."""
+        if len(self.ends) < MOST_CONNECTIONS:
+            return True
+        if not self._is_full:
+            log.warning("a sandbox has %d connections to its HTTP proxy; more are hung up on", MOST_CONNECTIONS)
+        self._is_full = True
+        return False
 
     async def server_for(self, target: Target) -> End:
         """A connection to whom was asked for. Raises `Refused` and `Unreachable`."""
@@ -135,7 +148,7 @@ class EgressDoor:
         if (literal := as_address(target.host)) is not None:
             return [literal]
         try:
-            async with asyncio.timeout(RESOLVE_S):
+            async with asyncio.timeout(RESOLVE_S), self._resolving:
                 found = await self.resolve(target.host, target.port)
         except (TimeoutError, OSError) as exc:
             raise Unreachable(502, f"the name {target.host} has no address: {exc or 'no answer in time'}") from None
@@ -160,8 +173,7 @@ class _Client(End):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        if len(self._door.ends) >= MOST_CONNECTIONS:
-            log.warning("a sandbox has %d connections to its HTTP proxy; another one is refused", MOST_CONNECTIONS)
+        if not self._door.has_room():
             self.abort()
             return
         self._door.ends.add(self)

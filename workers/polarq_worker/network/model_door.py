@@ -70,6 +70,7 @@ class ModelDoor:
         self._way = way
         self._server: asyncio.AbstractServer | None = None
         self._ends: set[End] = set()
+        self._is_full = False
         self._connecting: set[asyncio.Task[None]] = set()
 
     async def open(self, listener: socket.socket) -> None:
@@ -88,7 +89,9 @@ class ModelDoor:
 
     def came(self, client: End) -> None:
         if len(self._ends) >= MOST_CONNECTIONS:
-            log.warning("a sandbox has %d connections to the model; another one is refused", len(self._ends))
+            if not self._is_full:
+                log.warning("a sandbox has %d connections to the model; more are hung up on", MOST_CONNECTIONS)
+            self._is_full = True
             client.abort()
             return
         self._ends.add(client)

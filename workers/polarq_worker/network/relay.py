@@ -189,7 +189,7 @@ class Relay:
                     stdout=sink,
                     stderr=sink,
                     start_new_session=True,
-                    env={**os.environ, "UV_THREADPOOL_SIZE": _RESOLVERS},
+                    env=_env(),
                 )
         except BaseException:
             ours.close()
@@ -278,3 +278,9 @@ class Relay:
     def _forget(self, door: Door) -> None:
         self._doors.pop(door.number, None)
         door.listener.close()
+
+
+def _env() -> dict[str, str]:
+    """The worker's, without what is polarq's: a process that speaks with sandboxes knows no passwords."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("POLARQ_")}
+    return {**env, "UV_THREADPOOL_SIZE": _RESOLVERS}
