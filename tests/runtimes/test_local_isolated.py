@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -104,23 +105,24 @@ async def test_homes_and_polarqs_own_files_are_not_there(tmp_path: Path, monkeyp
         await asyncio.gather(runtime.stop(), other.stop())
 
 
-async def test_a_file_of_variables_beside_the_worker_cannot_be_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_what_is_private_is_so_wherever_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not below a temporary or home folder, where nothing is seen anyway.
     if os.geteuid() != 0:
         not_here("a folder outside of home and temporary folders takes root")
     place = Path("/srv/polarq-test-cwd")
     place.mkdir()
     try:
-        for secret in (".env", "topology.yaml"):
+        secrets = (".env", "topology.yaml", "home/.netrc", "state/topology")
+        for secret in secrets:
+            (place / secret).parent.mkdir(exist_ok=True)
             (place / secret).write_text("TOKEN=secret")
+        monkeypatch.setenv("HOME", str(place / "home"))
         (place / "README").write_text("open")
         monkeypatch.chdir(place)
-        runtime = made(tmp_path)
+        runtime = made(place)
         await runtime.start()
         assert await prints(runtime, f"cat {place}/README") == "open"
-        for secret in (".env", "topology.yaml"):
+        for secret in secrets:
             assert not (await runtime.exec(["cat", f"{place}/{secret}"], timeout_s=LONG_S)).ok
         await runtime.stop()
     finally:
@@ -338,20 +340,64 @@ async def test_a_sandbox_that_runs_out_of_memory_is_told_so_and_goes_on(tmp_path
         await runtime.stop()
 
 
-async def test_a_fork_bomb_hits_the_limit_of_processes_and_ends_with_its_time(tmp_path: Path) -> None:
+FILL = """
+import os, time
+count = 0
+try:
+    while True:
+        if os.fork() == 0:
+            time.sleep(1000)
+            os._exit(0)
+        count += 1
+except OSError:
+    with open("part", "w") as file:
+        file.write(str(count))
+    os.rename("part", "full")
+time.sleep(1000)
+"""
+
+
+async def test_a_sandbox_full_of_processes_starts_no_more_and_goes_on(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         needs_groups("pids")
     runtime = made(tmp_path, max_processes=40)
     assert LocalRuntime.problems(runtime.spec, runtime.host) == []
     await runtime.start()
     try:
-        bomb = "bomb() { bomb | bomb & }; bomb; echo x > up; sleep 1000"
-        running = asyncio.ensure_future(runtime.exec(bomb, timeout_s=5.0))
-        meanwhile = await runtime.exec("true", timeout_s=LONG_S)
-        assert meanwhile.kind in {ExecKind.EXITED, ExecKind.COULD_NOT_START}
-        assert meanwhile.ok or "max_processes: 40" in meanwhile.message or "fork" in meanwhile.stderr_text
-        assert (await running).kind in {ExecKind.TIMED_OUT, ExecKind.EXITED}
-        # What went on in the background ends with the sandbox, if not with the command.
+        filling = asyncio.ensure_future(runtime.exec(["python", "-c", FILL], timeout_s=LONG_S))
+        full = tmp_path / "full"
+        while not full.exists():
+            assert not filling.done(), await filling
+            with suppress(RuntimeFault):
+                await runtime.get_file("full", tmp_path / "got", 100)
+                (tmp_path / "got").rename(full)
+        assert 30 <= int(full.read_text()) <= 60
+        result = await runtime.exec("sleep 0 | sleep 0", timeout_s=5.0)
+        if os.geteuid() == 0:
+            assert result.kind is ExecKind.COULD_NOT_START
+            assert "max_processes: 40" in result.message
+        else:
+            # The first one comes to be, and none that it wants.
+            assert not result.ok
+        assert await runtime.alive()
+        filling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await filling
+        assert await prints(runtime, "echo on | cat") == "on"
+    finally:
+        await runtime.stop()
+
+
+async def test_a_fork_bomb_ends_with_its_time(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        needs_groups("pids")
+    runtime = made(tmp_path, max_processes=40)
+    await runtime.start()
+    try:
+        bomb = "bomb() { bomb | bomb & }; bomb; sleep 1000"
+        assert (await runtime.exec(bomb, timeout_s=2.0)).kind in {ExecKind.TIMED_OUT, ExecKind.EXITED}
+        assert await runtime.end_background()
+        assert await prints(runtime, "echo on | cat") == "on"
     finally:
         await runtime.stop()
 
