@@ -41,6 +41,11 @@ def processes_of(root: Path) -> list[int]:
     return found
 
 
+def marked_of(root: Path) -> list[int]:
+    """Those that still have the environment that commands start with."""
+    return [pid for pid in processes_of(root) if b"POLARQ_RUNTIME_ID=" in Path(f"/proc/{pid}/environ").read_bytes()]
+
+
 def warden_of(root: Path) -> int:
     """The process whose standard error goes into the sandbox's folder and that leads its session."""
     for folder in Path("/proc").iterdir():
@@ -306,10 +311,14 @@ WORKER = """
 import asyncio, sys
 from pathlib import Path
 from polarq.contracts.specs import RuntimeSpec
+from polarq.topology.runtimes import RuntimesSection
+from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.local import LocalRuntime
 
 async def main():
-    runtime = LocalRuntime(RuntimeSpec(backend="local"), runtime_id="r1", root=Path(sys.argv[1]))
+    settings = RuntimesSection.parse({"local": {"isolation": "none"}})
+    host = Host("node0", "1", Path(sys.argv[1]).parent / "kept", settings)
+    runtime = LocalRuntime(RuntimeSpec(backend="local"), runtime_id="r1", root=Path(sys.argv[1]), host=host)
     await runtime.start()
     await runtime.exec("setsid env -i bash -c 'exec sleep 1001' &", timeout_s=60)
     await runtime.exec("sleep 1002 & echo up; echo x > up; sleep 1003", timeout_s=1000)
@@ -425,3 +434,29 @@ async def test_what_was_left_behind_can_be_ended_and_the_sandbox_goes_on(runtime
     assert not any(is_running(pid) for pid in pids)
     assert (await running).kind is ExecKind.SIGNALLED
     assert (await runtime.exec("echo on", timeout_s=LONG_S)).stdout == b"on\n"
+
+
+async def test_what_outlived_its_worker_and_its_warden_is_found_by_its_record(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(root)])
+    try:
+        await until((root / "session/up").exists)
+        session = str(warden_of(root))
+        for pid in subprocess.run(["pgrep", "-s", session], capture_output=True, text=True, check=True).stdout.split():
+            with suppress(ProcessLookupError):  # one of them ends with the other
+                os.kill(int(pid), signal.SIGKILL)
+    finally:
+        worker.kill()
+        worker.wait()
+    try:
+        # One that has thrown its environment away is told from nobody's.
+        assert marked_of(root)
+        host = Host("node0", "2", tmp_path / "kept", settings("none"))
+        assert await LocalRuntime.sweep(host, {"r1"}) == []
+        assert marked_of(root)
+        assert await LocalRuntime.sweep(host, ()) == ["r1"]
+        assert marked_of(root) == []
+    finally:
+        for left in processes_of(root):
+            os.kill(left, signal.SIGKILL)
+    assert not root.exists()

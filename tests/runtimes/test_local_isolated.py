@@ -18,7 +18,7 @@ from polarq import bubblewrap
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
-from polarq.testing.runtime_contract import appears
+from polarq.testing.runtime_contract import appears, lives
 from polarq_worker.runtimes import cgroups
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.beginning import Beginning
@@ -300,10 +300,15 @@ asyncio.run(main())
 """
 
 
+def groups_of(runtime_id: str) -> set[Path]:
+    return {folder for place in cgroups.usable().values() for folder in place.glob(f"polarq-{runtime_id}-*")}
+
+
 async def test_a_killed_worker_leaves_nothing_that_its_successor_does_not_find(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     limited = "limited" if "pids" in cgroups.usable() else "not"
+    others = groups_of("second")
     worker = subprocess.Popen([sys.executable, "-c", WORKER, str(state), limited])
     try:
         await until(lambda: (state / "up").exists() or worker.poll() is not None)
@@ -313,7 +318,7 @@ async def test_a_killed_worker_leaves_nothing_that_its_successor_does_not_find(t
         worker.wait()
     await until(lambda: "sleep\x0054321" not in _command_lines())
     host = Host("node0", "2", state / "runtimes", settings("bubblewrap"), (state,))
-    groups = [Path(folder) for place in cgroups.usable().values() for folder in place.glob("polarq-second-*")]
+    groups = groups_of("second") - others
     assert bool(groups) == (limited == "limited")
     assert sorted(await LocalRuntime.sweep(host, ())) == ["first", "second"]
     assert await LocalRuntime.sweep(host, ()) == []
@@ -535,3 +540,15 @@ async def test_a_snapshot_that_is_cut_short_is_none(tmp_path: Path) -> None:
     assert [one.reference for one in await LocalRuntime.snapshots(prepared.host)] == [second.reference]
     assert first.reference != second.reference
     await prepared.stop()
+
+
+async def test_nothing_writes_while_a_snapshot_is_taken(tmp_path: Path) -> None:
+    runtime = made(tmp_path)
+    await runtime.start()
+    running = asyncio.ensure_future(runtime.exec("echo $$ > pid; while :; do date >> log; done", timeout_s=LONG_S))
+    await runtime.exec("setsid bash -c 'echo $$ > other; sleep 1000' &", timeout_s=LONG_S)
+    pids = [await appears(runtime, name) for name in ("pid", "other")]
+    await runtime.snapshot("recipe")
+    assert (await running).kind is ExecKind.SIGNALLED
+    assert not any([await lives(runtime, pid) for pid in pids])
+    await runtime.stop()
