@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -411,8 +412,9 @@ async def test_processors_are_limited(tmp_path: Path) -> None:
     needs_groups("cpu")
     runtime = made(tmp_path, cpus=0.5)
     assert LocalRuntime.problems(runtime.spec, runtime.host) == []
+    others = groups_of("r1")
     await runtime.start()
-    [group] = cgroups.usable()["cpu"].glob("polarq-r1-*")
+    [group] = groups_of("r1") - others
     quota = group / "cpu.max" if (group / "cpu.max").exists() else group / "cpu.cfs_quota_us"
     assert quota.read_text().split()[0] == "50000"
     pids = (group / "cgroup.procs").read_text().split()
@@ -552,3 +554,17 @@ async def test_nothing_writes_while_a_snapshot_is_taken(tmp_path: Path) -> None:
     assert (await running).kind is ExecKind.SIGNALLED
     assert not any([await lives(runtime, pid) for pid in pids])
     await runtime.stop()
+
+
+async def test_sockets_and_devices_are_refused_by_name(runtime: LocalRuntime, tmp_path: Path) -> None:
+    script = "import socket; socket.socket(socket.AF_UNIX).bind('out/socket')"
+    await prints(runtime, f'mkdir out && echo a > out/a && python -c "{script}"')
+    if os.geteuid() == 0:
+        # What no program in it can make; whoever else could is not the sandbox.
+        os.mknod(runtime.root / "session/out/device", 0o600 | stat.S_IFCHR, os.makedev(1, 5))
+    fetched = await runtime.get_dir("out", tmp_path / "got", max_bytes=1000, max_files=10)
+    assert [path.name for path in (tmp_path / "got").iterdir()] == ["a"]
+    refused = {entry.path: entry.reason for entry in fetched.refused}
+    assert refused == {"socket": "a socket", **({"device": "a device"} if os.geteuid() == 0 else {})}
+    with pytest.raises(RuntimeFault, match="regular file"):
+        await runtime.get_file("out/socket", tmp_path / "one", 1000)
