@@ -21,7 +21,7 @@ from polarq import bubblewrap
 from polarq.settings import Settings
 from polarq_worker.runtimes.base import SESSION_DIR
 from polarq_worker.runtimes.folder import HOME_DIR, RUN_DIR, TMP_DIR
-from polarq_worker.runtimes.processes import LOADER
+from polarq_worker.runtimes.nursery import LOADER
 
 SANDBOX_UID = 64_321
 """Whom a worker that is root runs commands as: a number that is nobody's where nobody chose it."""
