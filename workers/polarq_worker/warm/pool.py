@@ -124,15 +124,20 @@ class WarmPool:
                 self._snapshots.release(member.lease)
 
     async def give_back(self, runtime: Runtime, *, used: bool) -> bool:
-        """Lets the next rollout of its recipe have it; False: there is no place for it, and it has to be stopped."""
+        """Lets the next rollout of its recipe have it; False: there is no place for it, and it has to be stopped. Where
+        this raises, that is done."""
         member = self._members.get(runtime.runtime_id)
         if member is None or self._closed or not self._has_room(member.recipe, {}):
             return False
-        if used:
-            member.used = True
-            runtime.exec_times = ExecTimes()
-            await asyncio.to_thread(_empty, runtime.host_log_dir)
-        await self._maker.note(runtime, None)
+        try:
+            if used:
+                member.used = True
+                runtime.exec_times = ExecTimes()
+                await asyncio.to_thread(_empty, runtime.host_log_dir)
+            await self._maker.note(runtime, None)
+        except BaseException:
+            self._end(member)
+            raise
         self._put(member)
         return True
 

@@ -182,6 +182,8 @@ class Snapshots:
             history = await maker.carry_out(recipe, runtime, budget_s)
             if (await self._recipes.again(recipe)).key != recipe.key:
                 raise RecipeChanged("files that prepare uploads were changed while it did so")
+            async with self._dropping:
+                pass  # One of the same name that is just being dropped goes first, with its note.
             await asyncio.to_thread(self._write_note, recipe.key, Note(history=history))
             snapshot = await runtime.snapshot(recipe.key)
         except CannotBeKept as exc:
