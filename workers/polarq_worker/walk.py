@@ -261,8 +261,8 @@ class Walk:
                     raise EvaluatorFault(f"evaluator '{evaluator.name}' answered no Reward: {type(reward).__name__}")
                 # Made without its checks, it could be what nobody can read again.
                 reward = Reward.model_validate(reward.model_dump())
-                if await asyncio.to_thread(is_full, runtime.root):
-                    raise DiskFull("the disk of the sandbox was full when it was graded; no verdict counts then")
+                if reward.outcome <= 0 and await asyncio.to_thread(is_full, runtime.root):
+                    raise DiskFull("the disk of the sandbox was full when it was graded: that it failed says nothing")
                 self.trajectory = rewarded(self.trajectory, reward)
                 self.reward = reward
 
