@@ -7,12 +7,18 @@
 # `run` answers lines: `polarq KIND CODE`, then `out SIZE HEAD TAIL` and `err SIZE HEAD TAIL` in base64 (`-`: nothing),
 # and `kept FOLDER`, where both lie whole. FOLDER holds `argv` or `script`, `env` (NAME=VALUE, each ended by NUL), `stdin`.
 export LC_ALL=C
+# The process namespace that a kernel starts with.
+MACHINE=pid:[4026531836]
 
-# Every process of a command: what descends from it; what has its token; and what lost its parent since it began and has no
-# other command's token, for a daemon that emptied its environment.
+# Every process of a command: what descends from it, and what has its token. In a container also what lost its parent since
+# it began and has no command's token: a daemon that emptied its environment. Not where process 1 is a whole machine's,
+# which starts things of its own.
 processes_of() {
-  local token=$1 begun=$2 root=$3 stat pid line parent started environ
+  local token=$1 begun=$2 root=$3 stat pid line parent ours others
   local -A parents=() starts=() chosen=()
+  ours=$(grep -slzaxF "POLARQ_COMMAND=$token" /proc/[0-9]*/environ)
+  others=all
+  [ "$(readlink /proc/self/ns/pid)" = "$MACHINE" ] || others=$(grep -slza '^POLARQ_\(COMMAND\|RUNNER\)=' /proc/[0-9]*/environ)
   for stat in /proc/[0-9]*/stat; do
     { read -r line <"$stat"; } 2>/dev/null || continue
     pid=${line%% *}
@@ -29,13 +35,9 @@ processes_of() {
       [ "$parent" = "$root" ] && { chosen[$pid]=1; break; }
       parent=${parents[$parent]:-}
     done
-    [ -n "${chosen[$pid]:-}" ] && continue
-    { environ=$(tr '\0' '\n' <"/proc/$pid/environ"); } 2>/dev/null || continue
-    case $'\n'$environ$'\n' in
-      *$'\n'"POLARQ_COMMAND=$token"$'\n'*) chosen[$pid]=1 ;;
-      *$'\n'POLARQ_COMMAND=* | *$'\n'POLARQ_RUNNER=*) ;;
-      *) [ "${parents[$pid]}" -le 1 ] && [ "${starts[$pid]}" -ge "$begun" ] && chosen[$pid]=1 ;;
-    esac
+    case $'\n'$ours$'\n' in *$'\n'"/proc/$pid/environ"$'\n'*) chosen[$pid]=1 ;; esac
+    [ "$others" = all ] || [ "${parents[$pid]}" -gt 1 ] || [ "${starts[$pid]}" -lt "$begun" ] && continue
+    case $'\n'$others$'\n' in *$'\n'"/proc/$pid/environ"$'\n'*) ;; *) chosen[$pid]=1 ;; esac
   done
   printf '%s\n' "${!chosen[@]}"
 }

@@ -11,7 +11,6 @@ and setsid there. What cannot be had is a problem at submit, or said at `stop_or
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import itertools
 import os
@@ -34,6 +33,7 @@ from polarq_worker.runtimes.fetched import Fetched
 from polarq_worker.runtimes.harbor import environment
 from polarq_worker.runtimes.harbor.environment import Environment, asking
 from polarq_worker.runtimes.harbor.files import Transfers, mode_of
+from polarq_worker.runtimes.harbor.orders import decoded, result_of, write_order
 from polarq_worker.runtimes.processes import uninterrupted
 from polarq_worker.runtimes.texts import cannot
 
@@ -207,7 +207,7 @@ class HarborRuntime(Runtime):
         token = secrets.token_hex(8)
         folder = f"{OWN_DIR}/{next(self._numbers)}.{token}"
         where = str(PurePosixPath(self.workdir) / (cwd or ""))
-        order = self._order(token, command, {**self.spec.env, **(env or {}), "PWD": where}, stdin)
+        order = write_order(self.root / "run" / token, command, {**self.spec.env, **(env or {}), "PWD": where}, stdin)
         half = max(max_output_bytes // 2, 1)
         runs = shlex.join(
             ["bash", f"{OWN_DIR}/inside.sh", "run", folder, token, str(int(timeout_s * 1000)), str(half), where]
@@ -218,7 +218,7 @@ class HarborRuntime(Runtime):
         try:
             answer = await asyncio.shield(work)
             named = command if isinstance(command, str) else command[0]
-            result = _result(answer, time.monotonic() - begun, where, named)
+            result = result_of(answer, time.monotonic() - begun, where, named)
             if log is not None:
                 await self._keep_log(answer, log)
             return result
@@ -276,26 +276,13 @@ class HarborRuntime(Runtime):
             target = stem.with_name(f"{stem.name}.{name}")
             size, head, tail = answer.get(stream, ["0", "-", "-"])
             if tail == "-":
-                target.write_bytes(_decoded(head))
+                target.write_bytes(decoded(head))
                 continue
             kept = f"{answer['kept'][0]}/{stream}"
             if int(size) > LOG_CAP_BYTES:
                 await self._shell(f"truncate -s {LOG_CAP_BYTES} {kept}", "the log cannot be cut")
             async with asking(f"the log {target} cannot be fetched"):
                 await self._environment.download_file(kept, target)
-
-    def _order(self, token: str, command: str | Sequence[str], env: Mapping[str, str], stdin: bytes | None) -> Path:
-        """A folder on the host with all that a command is made of: nothing of it is an argument anywhere."""
-        order = self.root / "run" / token
-        order.mkdir(parents=True)
-        pairs = (f"{name}={text}" for name, text in env.items())
-        (order / "env").write_bytes(b"".join(os.fsencode(pair) + b"\0" for pair in pairs))
-        (order / "stdin").write_bytes(stdin or b"")
-        if isinstance(command, str):
-            (order / "script").write_bytes(command.encode("utf-8", "surrogateescape"))
-        else:
-            (order / "argv").write_bytes(b"".join(os.fsencode(word) + b"\0" for word in command))
-        return order
 
     async def _shell(self, command: str, what: str) -> str:
         """Runs a command of ours as the environment's own user. Raises `RuntimeFault` when it fails."""
@@ -380,39 +367,3 @@ class HarborRuntime(Runtime):
 def _notes(host: Host) -> Path:
     assert host.folder is not None
     return host.folder / "harbor"
-
-
-def _result(answer: dict[str, list[str]], duration_s: float, folder: str, command: str) -> ExecResult:
-    kind, code = answer["polarq"][0], int(answer["polarq"][1])
-    refused = {
-        "no-folder": f"there is no folder '{folder}' to run in",
-        "no-program": f"there is no program '{command}' (or the interpreter it names is missing)",
-        "lost": "the sandbox has no room for a command's output",
-    }.get(kind)
-    if refused is not None:
-        return ExecResult(ExecKind.COULD_NOT_START, message=refused, duration_s=duration_s)
-    out, err = (answer.get(stream, ["0", "-", "-"]) for stream in ("out", "err"))
-    timed_out = kind == "timed-out"
-    return ExecResult(
-        {"exited": ExecKind.EXITED, "signalled": ExecKind.SIGNALLED, "timed-out": ExecKind.TIMED_OUT}[kind],
-        exit_code=code if kind == "exited" else None,
-        signal=code if kind == "signalled" else None,
-        duration_s=duration_s,
-        stdout=_joined(*out),
-        stderr=_joined(*err),
-        stdout_bytes=int(out[0]),
-        stderr_bytes=int(err[0]),
-        truncated=out[2] != "-" or err[2] != "-",
-        message="some of its processes have not died yet" if timed_out and code else "",
-    )
-
-
-def _joined(size: str, head: str, tail: str) -> bytes:
-    if tail == "-":
-        return _decoded(head)
-    first, last = _decoded(head), _decoded(tail)
-    return first + f"\n[... {int(size) - len(first) - len(last)} bytes left out ...]\n".encode() + last
-
-
-def _decoded(text: str) -> bytes:
-    return b"" if text == "-" else base64.b64decode(text)
