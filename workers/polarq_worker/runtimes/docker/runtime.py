@@ -27,12 +27,13 @@ from polarq_worker.network.forwarder import forwarded_door
 from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout, Snapshot
 from polarq_worker.runtimes.confined import parts_of
-from polarq_worker.runtimes.docker import config, doors, images, kept, shell
+from polarq_worker.runtimes.docker import config, doors, images, kept
 from polarq_worker.runtimes.docker.archive import Archive, in_thread
 from polarq_worker.runtimes.docker.commands import said
 from polarq_worker.runtimes.docker.daemon import Refusal, address, asking, connect, connected
 from polarq_worker.runtimes.docker.executor import Executor
-from polarq_worker.runtimes.docker.pack import END, Owner, Packer, parents_of
+from polarq_worker.runtimes.docker.folders import session_folders, whole_folder
+from polarq_worker.runtimes.docker.pack import Owner, Packer, parents_of
 from polarq_worker.runtimes.docker.remove import removed
 from polarq_worker.runtimes.docker.unpack import Unpacker
 from polarq_worker.runtimes.docker.users import owner_of
@@ -42,8 +43,6 @@ from polarq_worker.runtimes.processes import uninterrupted
 from polarq_worker.runtimes.texts import cannot
 
 START_S = 600.0
-MAX_LEFT_OUT = 32
-"""Files of a folder that are too large to be read past; behind so many the rest is not looked for."""
 
 
 class DockerRuntime(Runtime):
@@ -243,23 +242,7 @@ class DockerRuntime(Runtime):
         what, top = f"fetch {source}", self._absolute(source)
         archive = self._archive(what)
         unpacker = Unpacker(target, max_bytes, max_files)
-        waiting, left_out = [""], 0
-        while waiting:
-            base = waiting.pop()
-            lies_at = f"{top}/{base}" if base else top
-            try:
-                too_long = await archive.get_folder(what, lies_at, unpacker, base)
-            except Refusal as exc:
-                if not base or exc.status != 404:
-                    raise
-                continue
-            if too_long is not None:
-                left_out += 1
-                if left_out > MAX_LEFT_OUT:
-                    unpacker.fetched.refuse(source, "too many files of it are too large; the rest was not fetched")
-                    break
-                waiting += await self._beside(top, base, too_long, unpacker.seen)
-        return unpacker.fetched
+        return await whole_folder(self._there(what), archive, self._container, what, top, unpacker)
 
     async def stop(self) -> None:
         self._stopped = True
@@ -295,7 +278,9 @@ class DockerRuntime(Runtime):
                 container = await docker.containers.create(body, name=self._container)
             self._owner = await owner_of(Archive(docker, self._container), self._user)
             if not self._from_snapshot:
-                await Archive(docker, self._container).put("make the session's folders", self._folders())
+                await Archive(docker, self._container).put(
+                    "make the session's folders", session_folders(self.layout, self.workdir, self._owner)
+                )
             async with asking("start the sandbox", START_S):
                 await container.start()
         except Refusal as exc:
@@ -312,34 +297,6 @@ class DockerRuntime(Runtime):
         ]
         lines = [line for is_asked, line in asked if is_asked]
         return f" ({'; '.join(lines)})" if lines else ""
-
-    def _folders(self) -> Iterator[bytes]:
-        layout, top = self.layout, Packer()
-        yield from top.under("polar").folders()
-        yield top.folder_entry(shell.RUN_DIR.lstrip("/"), 0o1777)
-        below = [layout.session_dir, layout.artifacts_dir, layout.logs_dir, layout.agent_log_dir, layout.eval_log_dir]
-        work = PurePosixPath(self.workdir)
-        names = [*below, *(f"/{parent}" for parent in parents_of(str(work / "x"), SESSION_DIR))]
-        yield from Packer(self._owner).under(*(name.lstrip("/") for name in names)).folders()
-        yield END
-
-    async def _beside(self, top: str, base: str, path: str, seen: set[str]) -> list[str]:
-        """What lies beside `path` and beside the folders above it, down from `base`, and was not met yet."""
-        docker = self._there("list a folder")
-        found = []
-        folder = PurePosixPath(path).parent
-        while True:
-            inner = "" if str(folder) == "." else str(folder)
-            if base and not (inner == base or inner.startswith(f"{base}/")):
-                break
-            script = ["/bin/sh", "-c", shell.NAMES, "polarq", f"{top}/{inner}"]
-            names = (await said(docker, self._container, script)).decode("utf-8", "surrogateescape").split("\0")[:-1]
-            beside = [f"{inner}/{name}" if inner else name for name in names]
-            found += [one for one in beside if one not in seen]
-            if not inner:
-                break
-            folder = folder.parent
-        return found
 
     async def _put(self, what: str, name: str, parts: Iterator[bytes], *, folder: bool = False) -> None:
         archive = self._archive(what)
