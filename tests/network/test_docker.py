@@ -52,7 +52,7 @@ def image() -> Iterator[str]:
     docker("commit", "--change", change, made, NAMED)
     docker("rm", made)
     yield NAMED
-    docker("rmi", NAMED)
+    docker("rmi", "--force", NAMED)
 
 
 @pytest.fixture(scope="module")
