@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -74,6 +75,11 @@ def name(runtime_id: str, host: Host) -> str:
 def own(host: Host) -> dict[str, str]:
     """The labels of all that is this node's."""
     return {NODE: host.node_id, PLACE: place(host)}
+
+
+def is_own(labels: Mapping[str, str] | None, host: Host) -> bool:
+    """Looked at once more: Podman's filters let pass what has any of the labels."""
+    return labels is not None and own(host).items() <= labels.items()
 
 
 def labels(runtime_id: str, host: Host, image_id: str) -> dict[str, str]:

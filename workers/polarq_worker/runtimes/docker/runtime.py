@@ -121,7 +121,7 @@ class DockerRuntime(Runtime):
                 found = await docker.containers.list(all=True, filters=json.dumps({"label": labels}))
             for container in found:
                 runtime_id = container["Labels"].get(config.RUNTIME, "")
-                if runtime_id not in keep:
+                if runtime_id not in keep and config.is_own(container["Labels"], host):
                     await removed(docker, container.id)
                     swept.append(runtime_id)
             await kept.clean(docker, host)
