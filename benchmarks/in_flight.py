@@ -354,6 +354,8 @@ def main() -> None:
     if options.runtime == "local":
         asyncio.run(starts(options.isolation))
     with tempfile.TemporaryDirectory(prefix="polarq-in-flight-") as home:
+        # The gate is looked at by whoever a sandbox runs as.
+        Path(home).chmod(0o755)
         node["runtimes"] = {"local": {"isolation": options.isolation, "visible": [home]}}
         with LocalStack(Path(home), nodes={NODE: node}, sections=sections, env=env, bound=True) as stack:
             if options.holders:
