@@ -36,7 +36,7 @@ class Node(Rig):
         node = self.topology.resolve("node0")
         self.warm = Warm.of(self.topology, node, "0123456789", ledger, Patience(), home)
         self.pool = self.warm.pool
-        self.takes_work = True
+        self.takes_work = self.is_full = True
         self.claimed: list[Task] = []
         self.place: Place = replace(place_of(node, self.topology), incarnation="0123456789")
         self.look_ahead = LookAhead(
@@ -47,6 +47,7 @@ class Node(Rig):
             self.warm.recipes,
             self.pool,
             takes_work=lambda: self.takes_work,
+            is_full=lambda: self.is_full,
             claimed=lambda: self.claimed,
         )
 
@@ -104,6 +105,16 @@ async def test_nothing_is_made_while_the_node_takes_no_work(node: Node) -> None:
     await node.look_ahead.step()
     assert (node.pool.making, node.pool.idle, node.events("start")) == (0, 0, [])
     node.takes_work = True
+    await node.look()
+    assert node.pool.idle == 1
+
+
+async def test_nothing_is_made_for_what_waits_while_there_are_places_for_it(node: Node) -> None:
+    await node.submit("t", "echo it")
+    node.is_full = False
+    await node.look()
+    assert (node.pool.making, node.pool.idle) == (0, 0)
+    node.claimed = [node.task("claimed", "echo claimed")]
     await node.look()
     assert node.pool.idle == 1
 

@@ -29,7 +29,8 @@ Where they have changed meanwhile, something is made that nobody asks for."""
 
 class LookAhead:
     """One node's; `step` is called now and then. `takes_work` says whether the node may begin anything, `claimed` which
-    of its rollouts have no sandbox yet."""
+    of its rollouts have no sandbox yet, and `is_full` whether it holds all that it may: before that, what waits is
+    about to be taken, by this node or another."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class LookAhead:
         recipes: Recipes,
         pool: WarmPool,
         takes_work: Callable[[], bool],
+        is_full: Callable[[], bool],
         claimed: Callable[[], list[Task]],
     ) -> None:
         self._ledger = ledger
@@ -49,6 +51,7 @@ class LookAhead:
         self._recipes = recipes
         self._pool = pool
         self._takes_work = takes_work
+        self._is_full = is_full
         self._claimed = claimed
         pool_holds = node.runtimes.pool.max_idle
         self._most = max(pool_holds, node.capacity) if pool_holds else 0
@@ -64,7 +67,7 @@ class LookAhead:
         if not self._most or not self._takes_work():
             return
         tasks = self._claimed()[: self._most]
-        if (more := self._most - len(tasks)) > 0:
+        if self._is_full() and (more := self._most - len(tasks)) > 0:
             rollout_ids = await self._ledger.do(self._ledger.calls.look(self._place, more))
             tasks += await self._tasks_of([split_rollout_id(rollout_id)[0] for rollout_id in rollout_ids])
         wishes = [wish for task in tasks if (wish := await self._wish(task)) is not None]
