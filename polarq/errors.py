@@ -147,6 +147,12 @@ class DiskFull(RuntimeFault):
     reason = "disk_full"
 
 
+class CannotBeKept(RuntimeFault):
+    """What is in a sandbox's files holds for that one alone: it makes no snapshot, and each is prepared anew."""
+
+    reason = "cannot_be_kept"
+
+
 class ImageMissing(RuntimeFault):
     """There is no such image, here or where it would come from."""
 

@@ -101,6 +101,6 @@ class SandboxReport(Contract):
     """What was really enforced."""
     denied: list[Denied] = []
     denied_more: int = 0
-    """Targets beyond those listed."""
+    """Refusals of targets beyond those listed."""
     history: list[ScrubbedHistory] = []
     exec_times: ExecTimesReport = ExecTimesReport()

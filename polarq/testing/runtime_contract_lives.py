@@ -42,6 +42,8 @@ class SnapshotContract:
         assert [one.name for one in await prepared.snapshots(prepared.host)] == ["recipe"]
         assert kept.name == "recipe"
         assert kept.size_bytes > 0
+        with pytest.raises(RuntimeFault):
+            await new("other").start(snapshot="no such snapshot")
         copies = [new("first"), new("second")]
         for copy in copies:
             await copy.start(snapshot=kept.reference)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from polarq.client import Client
 from polarq.contracts.artifacts import Artifact, RefusedEntry
+from polarq.contracts.sandbox import Denied, SandboxReport, ScrubbedHistory
+from polarq.contracts.specs import NetworkPolicy
 from polarq.store.artifacts import ArtifactStore
 from tests.cli.conftest import Cli
 from tests.cli.driving import finish, record, task
@@ -46,3 +48,24 @@ def test_a_task_or_a_rollout_that_runs_has_no_files_yet(client: Client, cli: Cli
     assert "name one of its rollouts" in cli("artifacts", "t").err
     assert "has not ended" in cli("artifacts", "t.0").err
     assert cli("artifacts", "t.0").code == 2
+
+
+def test_a_rollouts_sandbox_is_shown_with_what_was_refused_and_taken_away(client: Client, cli: Cli) -> None:
+    record(client, task("t"))
+    history = [
+        ScrubbedHistory(repository="/testbed", head="1", refs_removed=3, commits_removed=41),
+        ScrubbedHistory(repository="/other", head="", problem="it is a partial clone"),
+    ]
+    sandbox = SandboxReport(
+        backend="docker", isolation="container", origin="snapshot", network=NetworkPolicy.PROXY_ONLY,
+        denied=[Denied(target="example.org:443", count=2)], history=history,
+    )  # fmt: skip
+    finish(client, "t.0", sandbox=sandbox)
+    told = cli("show", "t.0").out
+    for text in (
+        "sandbox docker (container), snapshot, network proxy-only",
+        "refused: example.org:443 (2)",
+        "history of /testbed: 3 refs and 41 commits taken away",
+        "history of /other: it is a partial clone",
+    ):
+        assert text in told

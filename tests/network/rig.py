@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 
 from polarq_worker.network.denials import Denials
-from polarq_worker.network.egress_door import EgressDoor
+from polarq_worker.network.egress_door import EgressDoor, Model
 from polarq_worker.network.rules import Rules
 
 LONG_S = 120.0
@@ -145,10 +145,12 @@ async def egress(
     names: Names | None = None,
     closed: Sequence[tuple[str, int]] = (),
     head_s: float = LONG_S,
+    model: Model | None = None,
 ) -> AsyncIterator[Egress]:
     opened = listener()
     port = port_of(opened)
-    door = EgressDoor(Rules.of(policy, allowed, closed), Denials(), resolve=names or Names({}), head_s=head_s)
+    rules = Rules.of(policy, allowed, closed)
+    door = EgressDoor(rules, Denials(), resolve=names or Names({}), head_s=head_s, model=model)
     await door.open(opened)
     try:
         yield Egress(door, port)

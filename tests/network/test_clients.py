@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from polarq_worker.harnesses.environment import WayOut
+from polarq_worker.network.way_out import WayOut
 from tests.needs import not_here
 from tests.network.rig import LONG_S, Web, egress, serving
 

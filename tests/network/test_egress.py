@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from polarq_worker.network.egress_door import Model
+from polarq_worker.network.model_door import ProxyAddress, ToProxy
 from tests.network.rig import LONG_S, Names, Web, echo, egress, serving
 
 
@@ -153,6 +155,20 @@ async def test_a_name_without_an_address_and_a_server_that_is_away_are_no_refusa
         assert (await door.connect("gone.example:443")).startswith("HTTP/1.1 502 ")
         assert "cannot be reached" in await door.connect(f"127.0.0.1:{port}")
         assert door.denied == {}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LocalHost.", "[::1]"])
+async def test_the_model_is_reached_also_by_who_sends_everything_to_the_proxy(host: str) -> None:
+    async def nobody() -> None: ...
+
+    web = Web("model")
+    async with serving(web.handle) as port:
+        way = ToProxy(lambda: ProxyAddress("127.0.0.1", port), nobody)
+        async with egress(policy="proxy-only", model=Model(28080, way)) as door:
+            assert "model heard /s/x/v1" in await door.get(f"http://{host}:28080/s/x/v1")
+            assert " 200 " in await door.connect(f"{host}:28080")
+            assert " 403 " in await door.connect(f"{host}:{port}")
+            assert door.denied == {f"{host}:{port}": 1}
 
 
 async def test_what_was_refused_is_counted_and_its_list_is_bounded() -> None:

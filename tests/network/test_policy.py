@@ -13,9 +13,10 @@ from polarq.errors import InvalidTask, RuntimeFault
 from polarq.settings import Settings
 from polarq.topology import Node, Topology
 from polarq.topology.runtimes import RuntimesSection
-from polarq_worker.harnesses.environment import WayOut, harness_env, sandbox_env, step_env
+from polarq_worker.harnesses.environment import harness_env, sandbox_env, step_env
 from polarq_worker.network.model_door import ProxyAddress
 from polarq_worker.network.policy import enforced, own_services, proxy_address
+from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes.base import Host, SandboxLayout
 from polarq_worker.runtimes.local import LocalRuntime
 

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -224,6 +226,17 @@ async def test_a_proxy_that_comes_back_on_another_port_is_followed(tmp_path: Pat
         async with serving(echo) as second:
             place = local(second)
             assert await asked(door, b"again") == b"again"
+
+
+async def test_a_relay_knows_no_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLARQ_REDIS_URL", "redis://:secret@127.0.0.1/0")
+    async with model_door(tmp_path, local(9)) as (relay, _):
+        assert b"secret" not in Path(f"/proc/{relay.pid}/environ").read_bytes()
+
+
+def test_a_relay_is_light() -> None:
+    code = "import sys, polarq_worker.network.__main__; print([m for m in ('pydantic', 'celery') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"
 
 
 async def test_a_relay_ends_with_its_worker(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +19,8 @@ from polarq.contracts.specs import NetworkPolicy
 from polarq.contracts.task import Task
 from polarq.testing.calculator import TASK_FILE
 from polarq.testing.stack import LocalStack
-from tests.worker.conftest import ask, shell_task, write_scenario
+from tests.runtimes.local_here import needs_bubblewrap
+from tests.worker.conftest import ask, shell_task, wait_until, write_scenario
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +34,11 @@ for address in HOSTS; do
 done
 """
 """Prints what there is around it."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _isolated() -> None:
+    needs_bubblewrap()
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +66,12 @@ def host_service() -> Iterator[int]:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     home = tmp_path_factory.mktemp("offline")
-    with LocalStack(home, scenario=str(write_scenario(home)), nodes=NODES, sections=SECTIONS) as made:
+    with LocalStack(home, scenario=str(write_scenario(home)), nodes=NODES) as made:
         yield made
 
 
-NODES: dict[str, Any] = {"node0": {"max_run_workers": 4, "runtimes": {"local": {"isolation": "none"}}}}
-SECTIONS: dict[str, Any] = {"security": {"allowed_modules": ["tests.network.boxes"]}}
-RUNTIME: dict[str, Any] = {"backend": "local", "import_path": "tests.network.boxes:Box"}
+NODES: dict[str, Any] = {"node0": {"max_run_workers": 4, "runtimes": {"local": {"isolation": "bubblewrap"}}}}
+RUNTIME: dict[str, Any] = {"backend": "local"}
 
 
 def rollout(stack: LocalStack, task: dict[str, Any]) -> RolloutResult:
@@ -147,16 +155,37 @@ curl -s -m 60 http://a.example/ | grep -q 'policy proxy-only refuses a.example' 
     assert result.reward.outcome == 1.0, result.reward.report
 
 
-def test_a_policy_that_a_backend_cannot_enforce_is_refused_and_a_default_is_told_as_it_was(stack: LocalStack) -> None:
-    runtime = {"backend": "local", "network_policy": "none"}
-    result = rollout(stack, shell_task("cannot", ask(), runtime=runtime))
-    outcome = result.outcome
+def test_when_the_relay_is_killed_the_next_rollout_has_another_one(stack: LocalStack) -> None:
+    first = rollout(stack, shell_task("before", ask(), runtime=RUNTIME))
+    (relay,) = relays_of(stack)
+    os.kill(relay, signal.SIGKILL)
+    second = rollout(stack, shell_task("after", ask(2), runtime=RUNTIME))
+    assert [one.outcome.state for one in (first, second)] == [RolloutState.COMPLETED] * 2
+    wait_until(lambda: relays_of(stack) not in ([], [relay]))
+
+
+def relays_of(stack: LocalStack) -> list[int]:
+    """Children of the worker."""
+    worker, found = stack.workers["node0"].pid, []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            parent = int((command.parent / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == worker and b"polarq_worker.network" in command.read_bytes():
+                found.append(int(command.parent.name))
+    return found
+
+
+def test_a_policy_that_a_node_cannot_enforce_is_refused_and_a_default_is_told_as_it_was(tmp_path: Path) -> None:
+    nodes = {"node0": {"runtimes": {"local": {"isolation": "none"}}}}
+    with LocalStack(tmp_path, scenario=str(write_scenario(tmp_path)), nodes=nodes) as made:
+        refused = rollout(made, shell_task("cannot", ask(), runtime={**RUNTIME, "network_policy": "none"}))
+        ran = rollout(made, shell_task("can", ask()))
+    outcome = refused.outcome
     assert (outcome.state, outcome.boundary) == (RolloutState.FAILED, Boundary.TASK)
     assert "network_policy: runtime 'local' cannot cut sandboxes off the network on this node" in outcome.message
-    result = rollout(stack, shell_task("can", ask(), runtime={"backend": "local"}))
-    assert result.outcome.state is RolloutState.COMPLETED, result.outcome
-    assert result.sandbox is not None
-    assert result.sandbox.network is NetworkPolicy.FULL
+    assert ran.outcome.state is RolloutState.COMPLETED, ran.outcome
+    assert ran.sandbox is not None
+    assert ran.sandbox.network is NetworkPolicy.FULL
 
 
 def test_a_whole_harness_works_offline(tmp_path: Path) -> None:
@@ -164,7 +193,7 @@ def test_a_whole_harness_works_offline(tmp_path: Path) -> None:
     task = Task.load(TASK_FILE).model_dump(mode="json", exclude_none=True)
     task = {**task, "task_id": "mini", "num_samples": 1}
     task["runtime"] = {**task["runtime"], **RUNTIME, "network_policy": "none"}
-    with LocalStack(tmp_path, nodes=NODES, sections=SECTIONS) as made:
+    with LocalStack(tmp_path, nodes=NODES) as made:
         result = rollout(made, task)
     assert result.outcome.state is RolloutState.COMPLETED, result.outcome
     assert result.reward is not None
@@ -177,7 +206,7 @@ def test_a_deep_state_folder_long_ids_and_several_proxy_processes_are_no_matter(
     home = tmp_path / ("d" * (140 - len(str(tmp_path))))
     home.mkdir()
     nodes = {"node0": {**NODES["node0"], "proxy": {"processes": 2}}}
-    with LocalStack(home, scenario=str(write_scenario(home)), nodes=nodes, sections=SECTIONS) as made:
+    with LocalStack(home, scenario=str(write_scenario(home)), nodes=nodes) as made:
         result = rollout(made, shell_task("t" * 62, ask(3), runtime={**RUNTIME, "network_policy": "none"}))
     assert len(result.rollout_id) == 64
     assert result.outcome.state is RolloutState.COMPLETED, result.outcome

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ class Sandboxes:
         self.folder = folder
         self.host = host_of(folder)
         self.made: list[DockerRuntime] = []
+        self.images: list[str] = []
 
     def new(self, runtime_id: str, host: Host | None = None, **spec: Any) -> DockerRuntime:
         whole = RuntimeSpec.model_validate({"backend": "docker", "image": IMAGE, "env": CONTRACT_ENV, **spec})
@@ -63,6 +66,24 @@ class Sandboxes:
             await runtime.stop()
         for snapshot in await DockerRuntime.snapshots(self.host):
             await DockerRuntime.drop_snapshot(snapshot.reference, self.host)
+        if self.images:
+            docker = self.client()
+            for image in self.images:
+                await docker.images.delete(image, force=True)
+            await docker.close()
+
+    async def import_image(self, name: str, tree: bytes, *changes: str) -> None:
+        """Makes an image of a root file system. Nobody else has one of that name."""
+        docker = self.client()
+        await docker.version()
+        repository, _, tag = name.partition(":")
+        params = [("fromSrc", "-"), ("repo", repository), ("tag", tag), *(("changes", change) for change in changes)]
+        url = f"{docker.docker_host}/images/create"
+        async with docker.session.post(url, params=params, data=io.BytesIO(tree)) as answer:
+            text = await answer.text()
+            assert answer.status == 200 and "error" not in text, text
+        await docker.close()
+        self.images.append(name)
 
     def client(self) -> Docker:
         return connect(self.host)
@@ -72,3 +93,27 @@ class Sandboxes:
 def daemon() -> Iterator[str]:
     daemon_is_here()
     yield address(Host())
+
+
+def small_tree(*programs: str) -> bytes:
+    """A root file system of a few of this machine's programs with their libraries, and sh. An archive."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for folder in ("tmp", "proc", "sys", "dev", "etc"):
+            info = tarfile.TarInfo(folder)
+            info.type, info.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(info)
+        for name in sorted({path for program in programs for path in (program, *_libraries(program))}):
+            info = tarfile.TarInfo(name.lstrip("/"))
+            data = Path(name).read_bytes()
+            info.size, info.mode = len(data), 0o755
+            tar.addfile(info, io.BytesIO(data))
+        info = tarfile.TarInfo("bin/sh")
+        info.type, info.linkname = tarfile.SYMTYPE, Path(programs[0]).name
+        tar.addfile(info)
+    return out.getvalue()
+
+
+def _libraries(program: str) -> list[str]:
+    said = subprocess.run(["ldd", program], check=True, capture_output=True, text=True, timeout=60).stdout
+    return [word for line in said.splitlines() for word in line.split() if word.startswith("/")]

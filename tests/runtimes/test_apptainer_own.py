@@ -20,6 +20,7 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import DiskFull, ImageMissing, RuntimeFault
+from polarq.testing.runtime_contract import appears, lives
 from polarq_worker.runtimes.apptainer.instance import Note, is_same, start_time
 from polarq_worker.runtimes.apptainer.runtime import ApptainerRuntime
 from polarq_worker.runtimes.base import Host
@@ -320,8 +321,11 @@ os.mknod('/d', 0o20600, 0x103)"""
     result = await runtime.exec(["python3", "-c", tried], timeout_s=LONG_S)
     assert result.stdout == b"-1\n"
     assert "PermissionError" in result.stderr_text
-    with pytest.raises(RuntimeFault, match="kernel"):
-        await runtime.put_bytes(b"x", "/proc/sys/kernel/core_pattern")
+    for path in ("/proc/sys/kernel/core_pattern", "/sys/kernel/rcu_expedited"):
+        written = await runtime.exec(f"echo 0 > {path}", timeout_s=LONG_S)
+        assert "Read-only file system" in written.stderr_text, written
+    with pytest.raises(RuntimeFault, match="the kernel's"):
+        await runtime.put_bytes(b"x", "/dev/shm/x")
 
 
 async def test_the_warden_of_a_sandbox_cannot_be_looked_into(new: New) -> None:
@@ -333,6 +337,19 @@ async def test_the_warden_of_a_sandbox_cannot_be_looked_into(new: New) -> None:
     result = await runtime.exec(script, timeout_s=LONG_S)
     # The warden and this command's keeper.
     assert result.stdout == b"found\nfound\n", result
+
+
+async def test_what_was_left_behind_can_be_ended_and_the_sandbox_goes_on(new: New) -> None:
+    runtime = new("left")
+    await runtime.start()
+    script = "setsid bash -c 'echo $$ > one; sleep 1000' & (setsid env -i bash -c 'echo $$ > two; sleep 1000' &)"
+    await runtime.exec(f"{script}; sleep 1000 & echo $! > three", timeout_s=LONG_S)
+    pids = [await appears(runtime, name) for name in ("one", "two", "three")]
+    running = asyncio.ensure_future(runtime.exec("echo x > up; sleep 1000", timeout_s=LONG_S))
+    await appears(runtime, "up")
+    assert await runtime.end_background()
+    assert (await running).kind is ExecKind.SIGNALLED
+    assert not any([await lives(runtime, pid) for pid in pids])
 
 
 def processes_with(text: str) -> list[int]:

@@ -210,7 +210,7 @@ class TestAddress:
 
     def test_without_any_one_line_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv("DOCKER_HOST", raising=False)
-        monkeypatch.setattr("polarq_worker.runtimes.docker.daemon.usual_sockets", lambda: [tmp_path / "none.sock"])
+        monkeypatch.setattr("polarq.docker_daemon.usual_sockets", lambda: [tmp_path / "none.sock"])
         with pytest.raises(BackendAway, match=r"runtimes\.docker\.url") as raised:
             address(Host())
         assert "\n" not in str(raised.value)
@@ -257,3 +257,14 @@ class TestLogins:
     def test_a_file_that_is_named_must_be_there(self, tmp_path: Path) -> None:
         with pytest.raises(ImageDenied, match="registry_auth"):
             login("a", str(tmp_path / "none"))
+
+
+def test_labels_of_another_node_or_deployment_are_not_its_own(tmp_path: Path) -> None:
+    hosts = [Host("n", "7", tmp_path / "a"), Host("m", "7", tmp_path / "a"), Host("n", "7", tmp_path / "b")]
+    labelled = [config.labels("r", host, "") for host in hosts]
+    assert [[config.is_own(labels, host) for labels in labelled] for host in hosts] == [
+        [True, False, False],
+        [False, True, False],
+        [False, False, True],
+    ]
+    assert not config.is_own(None, hosts[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from polarq.contracts.sandbox import ScrubbedHistory
 from polarq.contracts.specs import RuntimeSpec
 from polarq.contracts.task import Task
 from polarq_worker.history import HistoryNotScrubbed, ScrubHistory, of_task
+from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.local import LocalRuntime
+from tests.needs import not_here
+from tests.runtimes.local_here import settings
 
 LONG_S = 300.0
 REPO = "/polar/session/repo"
@@ -156,6 +160,22 @@ async def test_working_tree_and_index_stay_as_they_are(runtime: LocalRuntime) ->
     assert await run(runtime, "cd repo; git status --short; git show :new") == (
         await run(runtime, "cat before") + "staged\n"
     )
+
+
+async def test_whose_a_repository_is_stays_so(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        not_here("files of another user need root")
+    host = Host(settings=settings("none"))
+    runtime = LocalRuntime(RuntimeSpec(backend="local"), runtime_id="owned", root=tmp_path / "root", host=host)
+    await runtime.start()
+    try:
+        script = f"{FUTURE}; git reset -q --hard $base; chown -R 4321:4321 ."
+        await run(runtime, f"{MADE}{script}")
+        (found,) = await ScrubHistory(REPO, False).carry_out(runtime, {}, LONG_S)
+        assert (found.problem, found.commits_removed) == ("", 1)
+        assert await run(runtime, "find repo ! -uid 4321") == ""
+    finally:
+        await runtime.stop()
 
 
 async def test_settings_of_the_repository_run_nothing(runtime: LocalRuntime) -> None:

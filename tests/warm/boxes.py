@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
-from polarq.errors import RuntimeFault
+from polarq.errors import CannotBeKept, RuntimeFault
 from polarq_worker.runtimes.base import Host, Snapshot
 from polarq_worker.runtimes.local import LocalRuntime
 from tests.durable import boxes
@@ -73,6 +73,14 @@ class SnapBox(PlainBox):
     @classmethod
     async def drop_snapshot(cls, reference: str, host: Host) -> None:
         shutil.rmtree(reference, ignore_errors=True)
+
+
+class UnkeptBox(SnapBox):
+    """Finds that what was prepared holds for itself alone."""
+
+    async def snapshot(self, name: str) -> Snapshot:
+        self.tell("unkept", self.runtime_id)
+        raise CannotBeKept("its files name their own folder")
 
 
 class OfflineBox(SnapBox):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -36,7 +36,7 @@ class Node(Rig):
         node = self.topology.resolve("node0")
         self.warm = Warm.of(self.topology, node, "0123456789", ledger, Patience(), home)
         self.pool = self.warm.pool
-        self.takes_work = True
+        self.takes_work = self.is_full = True
         self.claimed: list[Task] = []
         self.place: Place = replace(place_of(node, self.topology), incarnation="0123456789")
         self.look_ahead = LookAhead(
@@ -47,6 +47,7 @@ class Node(Rig):
             self.warm.recipes,
             self.pool,
             takes_work=lambda: self.takes_work,
+            is_full=lambda: self.is_full,
             claimed=lambda: self.claimed,
         )
 
@@ -55,6 +56,7 @@ class Node(Rig):
         while True:
             await self.look_ahead.step()
             if not self.pool.making:
+                await self.warm.maker.ended()
                 return
             await self.arrived()
 
@@ -107,6 +109,16 @@ async def test_nothing_is_made_while_the_node_takes_no_work(node: Node) -> None:
     assert node.pool.idle == 1
 
 
+async def test_nothing_is_made_for_what_waits_while_there_are_places_for_it(node: Node) -> None:
+    await node.submit("t", "echo it")
+    node.is_full = False
+    await node.look()
+    assert (node.pool.making, node.pool.idle) == (0, 0)
+    node.claimed = [node.task("claimed", "echo claimed")]
+    await node.look()
+    assert node.pool.idle == 1
+
+
 async def test_what_cannot_be_run_here_is_passed_over(node: Node) -> None:
     await node.ledger.do(
         node.ledger.calls.submit(Task.load(shell_task("bad", "true", runtime={"import_path": "nowhere:Box"})), "bad")
@@ -143,12 +155,14 @@ class Labelled(LocalRuntime):
 
     found: tuple[str, ...] = ()
     while_looking: Any = None
+    swept: ClassVar[list[str]] = []
 
     @classmethod
     async def sweep(cls, host: Any, keep: Any) -> list[str]:
         listed = [*cls.found]
         cls.while_looking()
-        return [runtime_id for runtime_id in listed if runtime_id not in keep]
+        cls.swept = [runtime_id for runtime_id in listed if runtime_id not in keep]
+        return cls.swept
 
 
 async def test_what_nobody_knows_of_is_swept_and_nothing_that_lives(node: Node) -> None:
@@ -169,14 +183,13 @@ async def test_what_nobody_knows_of_is_swept_and_nothing_that_lives(node: Node) 
     alone = True
     await sweeper.step()
     assert await node.ledger.do(sandboxes_of(keys, ["node0"])) == []
-    assert set(node.warm.maker.living) == {living, "begun"}
+    assert Labelled.swept == ["lost"]
     del node.warm.maker.living["begun"]
 
 
 async def test_what_waited_in_another_workers_pool_is_stopped_when_that_has_lost_the_nodes_place(node: Node) -> None:
     await node.submit("t", "true", box="LastingBox")
     await node.look()
-    await node.warm.maker.ended()
     handle = next(Path(runtime.handle) for runtime in node.warm.maker.living.values())
     orphans = Orphans(node.ledger, node.topology)
     calls = node.ledger.calls

@@ -146,6 +146,7 @@ def test_a_sandbox_is_used_again_after_a_rollout_that_went_well_and_only_then(fl
         result = client.wait(task_id, PATIENCE_S).results[0]
         assert result.sandbox is not None
         origins.append((result.outcome.state.value, result.sandbox.origin))
+        assert result.sandbox.exec_times.count > 0, "of this rollout, also when its sandbox is the next one's already"
     assert origins == [("failed", "cold"), ("completed", "snapshot"), ("completed", "reused")]
 
 

@@ -167,6 +167,16 @@ async def test_without_snapshots_each_rollout_is_prepared_in_its_own_sandbox(rig
     assert [await run(member.runtime, "cat it") for member in members] == ["made\n"] * 2
 
 
+async def test_what_cannot_be_kept_is_found_out_once_and_prepared_for_each_rollout(rig: Rig) -> None:
+    recipe = await rig.recipe("echo made > it", box="UnkeptBox")
+    members = await asyncio.gather(*(rig.take(recipe) for _ in range(3)))
+    assert [await run(member.runtime, "cat it") for member in members] == ["made\n"] * 3
+    assert (len(rig.events("unkept")), rig.prepared) == (1, 4)
+    assert await rig.made_ahead(recipe) == 1
+    assert (await rig.take(recipe)).origin == "warm"
+    assert (len(rig.events("unkept")), rig.prepared) == (1, 5)
+
+
 async def test_a_recipe_of_nothing_is_only_started(rig: Rig) -> None:
     await rig.take(await rig.recipe())
     assert [name for _, name, _ in rig.events("start")] == ["nothing"]

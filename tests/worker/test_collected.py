@@ -19,8 +19,10 @@ from polarq.topology import Topology
 from polarq.topology.artifacts import ArtifactsSection
 from polarq_worker.artifacts import LISTED, Collector
 from polarq_worker.collected import settle_leftovers
+from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.local import LocalRuntime
 from tests.cli.driving import claim, finish, record, task
+from tests.runtimes.local_here import needs_bubblewrap, settings
 
 LONG_S = 170.0
 
@@ -62,9 +64,15 @@ async def test_a_killed_workers_files_stay_where_their_result_was_taken_and_go_e
 
 
 async def collected(
-    tmp_path: Path, store: ArtifactStore, script: str, *specs: ArtifactSpec, limits: ArtifactsSection | None = None
+    tmp_path: Path,
+    store: ArtifactStore,
+    script: str,
+    *specs: ArtifactSpec,
+    limits: ArtifactsSection | None = None,
+    isolation: str = "auto",
 ) -> Collector:
-    runtime = LocalRuntime(RuntimeSpec(backend="local"), runtime_id="collected", root=tmp_path / "root")
+    host = Host(settings=settings(isolation))
+    runtime = LocalRuntime(RuntimeSpec(backend="local"), runtime_id="collected", root=tmp_path / "root", host=host)
     await runtime.start()
     try:
         result = await runtime.exec(script, timeout_s=LONG_S)
@@ -76,8 +84,8 @@ async def collected(
         await runtime.stop()
 
 
-async def test_three_hundred_thousand_tiny_files_end_at_the_limit(tmp_path: Path, store: ArtifactStore) -> None:
-    script = "mkdir many; cd many; seq 300000 | xargs -n 5000 touch"
+async def test_tiny_files_without_end_end_at_the_limit(tmp_path: Path, store: ArtifactStore) -> None:
+    script = "mkdir many; cd many; seq 40000 | xargs -n 5000 touch"
     limits = ArtifactsSection(max_files=200)
     made = await collected(tmp_path, store, script, ArtifactSpec(path="many"), limits=limits)
     (folder,) = made.artifacts
@@ -90,10 +98,26 @@ async def test_a_pattern_of_odd_names_brings_each_and_runs_nothing(tmp_path: Pat
     mkfifo fifo; ln -s /etc/passwd link; mkdir sub; echo in > sub/in"""
     made = await collected(tmp_path, store, script, ArtifactSpec(path="d/*"))
     kept = {one.name for one in made.artifacts if one.where}
-    assert kept == {"d/a\\nb", "d/$(touch ran)", "d/-rf", "d/" + "x" * 255, "d/\\udcff\\udcfe", "d/*", "d/sub.tar"}
+    assert kept == {"d/a\\nb", "d/$(touch ran)", "d/-rf", "d/" + "x" * 255, "d/\\xff\\xfe", "d/*", "d/sub.tar"}
     refused = {one.name: one.problem for one in made.artifacts if not one.where}
     assert set(refused) == {"d/fifo", "d/link"}
     assert all("not a regular file" in problem for problem in refused.values())
+
+
+@pytest.mark.parametrize("isolation", ["none", "bubblewrap"])
+async def test_the_session_directory_has_one_name_whatever_the_sandbox_calls_it(
+    tmp_path: Path, store: ArtifactStore, isolation: str
+) -> None:
+    if isolation == "bubblewrap":
+        needs_bubblewrap()
+    specs = [ArtifactSpec(path=f"/polar/session/out/{name}") for name in ("a.txt", "*.log", "deep")]
+    script = "mkdir -p out/deep; echo a > out/a.txt; echo b > out/b.log; echo c > out/deep/c"
+    made = await collected(tmp_path, store, script, *specs, isolation=isolation)
+    assert [(one.name, one.problem) for one in made.artifacts] == [
+        ("out/a.txt", ""),
+        ("out/b.log", ""),
+        ("out/deep.tar", ""),
+    ]
 
 
 async def test_what_names_too_much_is_cut_and_the_rest_still_comes(tmp_path: Path, store: ArtifactStore) -> None:

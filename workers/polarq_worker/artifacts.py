@@ -6,12 +6,15 @@ Nothing here fails a rollout: what cannot be had is an entry with its problem.
 from __future__ import annotations
 
 import asyncio
+import glob
 import hashlib
 import itertools
 import os
 import shutil
 import tarfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,11 +24,14 @@ from polarq.errors import ArtifactsUnavailable, RuntimeFault
 from polarq.store.artifacts import CHUNK, ArtifactStore
 from polarq.topology.artifacts import ArtifactsSection
 from polarq_worker.runtimes import confined
-from polarq_worker.runtimes.base import Runtime
+from polarq_worker.runtimes.base import SESSION_DIR, Runtime
 from polarq_worker.runtimes.confined import Progress
 from polarq_worker.runtimes.fetched import Fetched, TooLarge, TooMany, printable
 
 T = TypeVar("T")
+
+_threads = ThreadPoolExecutor(2, thread_name_prefix="polarq-artifacts")
+"""Large files take long, and nothing else of the worker shall wait for them."""
 
 LISTED = 500
 """Artefacts of one rollout, in its result."""
@@ -64,12 +70,15 @@ class Collector:
         self._files_left = limits.max_files
         self._numbers = itertools.count()
         self._waiting: list[ArtifactSpec] = []
+        self._session = SESSION_DIR
+        """Where the session directory lies, as programs in the sandbox see it."""
 
     async def take(self, runtime: Runtime, specs: Sequence[ArtifactSpec]) -> None:
         """Collects what the task declared."""
         if not specs:
             return
         self._waiting = list(specs)
+        self._session = runtime.layout.session_dir
         lost = not await runtime.alive()
         patterns = [spec for spec in specs if spec.is_pattern]
         matches = dict(zip(map(id, patterns), await self._matches(runtime, patterns), strict=True))
@@ -80,12 +89,12 @@ class Collector:
     def say_rest(self, problem: str) -> None:
         """What was declared and not collected, and why."""
         for spec in self._waiting:
-            self._say(Artifact(name=_name(spec.path), problem=problem))
+            self._say(Artifact(name=self._name(spec.path), problem=problem))
         self._waiting = []
 
     async def take_logs(self, folder: Path, name: str) -> None:
         """Collects the files of a folder of this host that a sandbox may have written to."""
-        if not self._limits.logs or not await asyncio.to_thread(folder.is_dir):
+        if not self._limits.logs or not await _in_thread(folder.is_dir):
             return
         copy = await self._new_scratch()
         progress = Progress(max_bytes=min(self._bytes_left, self._limits.max_bytes_each), max_files=self._files_left)
@@ -94,7 +103,7 @@ class Collector:
             await _stoppable(progress, confined.get_dir, folder, [], copy, progress)
         except (RuntimeFault, OSError) as exc:
             problem = " ".join(str(exc).split())
-        for path in sorted(await asyncio.to_thread(_files_in, copy)):
+        for path in sorted(await _in_thread(_files_in, copy)):
             relative = os.fsdecode(os.path.relpath(path, copy))
             await self._keep(path, f"{name}/{relative}", kind="log")
         if problem:
@@ -106,19 +115,21 @@ class Collector:
         bytes_left, files_left = self._bytes_left, self._files_left
         most = spec.max_bytes or self._limits.max_bytes_each
         if spec.required and not paths:
-            self._say(Artifact(name=_name(spec.path), problem="there is nothing that it names"))
+            self._say(Artifact(name=self._name(spec.path), problem="there is nothing that it names"))
         for number, path in enumerate(paths):
             left = min(most - (bytes_left - self._bytes_left), self._limits.max_bytes_each, self._bytes_left)
             files = min(spec.max_files or self._files_left, files_left) - (files_left - self._files_left)
             if left <= 0 or files <= 0 or len(self.artifacts) >= LISTED:
                 what = "bytes" if left <= 0 else "files"
                 more = len(paths) - number
-                self._say(Artifact(name=_name(spec.path), problem=f"the limit of {what} was reached; {more} left out"))
+                self._say(
+                    Artifact(name=self._name(spec.path), problem=f"the limit of {what} was reached; {more} left out")
+                )
                 return
             await self._take_path(runtime, path, left, files, named=spec.required or spec.is_pattern or lost)
 
     async def _take_path(self, runtime: Runtime, path: str, max_bytes: int, max_files: int, *, named: bool) -> None:
-        name, copy = _name(path), await self._new_scratch()
+        name, copy = self._name(path), await self._new_scratch()
         try:
             await runtime.get_file(path, copy, max_bytes)
         except TooLarge as exc:
@@ -133,7 +144,7 @@ class Collector:
         self, runtime: Runtime, path: str, max_bytes: int, max_files: int, otherwise: RuntimeFault | None
     ) -> None:
         """As a tar archive. `otherwise` is what to say when it is no folder; None: nothing."""
-        name, copy, archive = _name(path), await self._new_scratch(), await self._new_scratch()
+        name, copy, archive = self._name(path), await self._new_scratch(), await self._new_scratch()
         fetched, problem = Fetched(), ""
         try:
             fetched = await runtime.get_dir(path, copy, max_bytes, max_files)
@@ -181,7 +192,7 @@ class Collector:
         result = await runtime.exec(
             ["bash", "-c", _MATCHES],
             env={"BASH_ENV": "", "ENV": "", "MOST": str(LISTED + 1)},
-            stdin="".join(f"{spec.path}\0" for spec in specs).encode("utf-8", "surrogateescape"),
+            stdin="".join(f"{self._seen(spec.path)}\0" for spec in specs).encode("utf-8", "surrogateescape"),
             timeout_s=LOOK_S,
             max_output_bytes=2 * LISTING_BYTES,
             category=ExecCategory.ARTIFACTS,
@@ -189,7 +200,7 @@ class Collector:
         if not result.ok or result.truncated:
             why = "it names too much" if result.truncated else f"it could not be looked up: {result.why}"
             for spec in specs:
-                self._say(Artifact(name=_name(spec.path), problem=why))
+                self._say(Artifact(name=self._name(spec.path), problem=why))
             return [[] for _ in specs]
         found: list[list[str]] = [[]]
         for path in result.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]:
@@ -198,6 +209,17 @@ class Collector:
             else:
                 found.append([])
         return (found + [[] for _ in specs])[: len(specs)]
+
+    def _seen(self, pattern: str) -> str:
+        """A pattern below the session directory, as the sandbox's own shell has to be asked for it."""
+        below = _below(pattern, SESSION_DIR)
+        return pattern if below is None else f"{glob.escape(self._session)}{below}"
+
+    def _name(self, path: str) -> str:
+        for session in (SESSION_DIR, self._session):
+            below = _below(path, session)
+            path = path if below is None else below
+        return printable("/".join(part for part in path.split("/") if part not in {"", "."})) or "."
 
     async def _new_scratch(self) -> Path:
         await _in_thread(self._scratch.mkdir, 0o700, True, True)
@@ -221,11 +243,12 @@ async def _stoppable(progress: Progress, function: Callable[..., T], *args: Any)
 
 
 async def _in_thread(function: Callable[..., T], *args: Any, **named: Any) -> T:
-    return await asyncio.to_thread(function, *args, **named)
+    return await asyncio.get_running_loop().run_in_executor(_threads, partial(function, *args, **named))
 
 
-def _name(path: str) -> str:
-    return printable("/".join(part for part in path.split("/") if part not in {"", "."})) or "."
+def _below(path: str, folder: str) -> str | None:
+    """What of a path comes after the folder, with its slash; None: it lies elsewhere."""
+    return path[len(folder) :] if path == folder or path.startswith(f"{folder}/") else None
 
 
 def _line(exc: BaseException) -> str:

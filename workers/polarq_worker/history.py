@@ -71,11 +71,12 @@ scrub() {  # name of the repository, its git directory
     done
     left="$(beyond "$dir" "$head")" || stayed=1
     if [ -n "$left" ] || [ -s "$dir/objects/info/alternates" ]; then
-        at "$dir" repack -a -d -q 2>"$list.error" && rm -f "$dir/objects/info/alternates" \
+        at "$dir" repack -a -d -n -q 2>"$list.error" && rm -f "$dir/objects/info/alternates" \
             "$dir/objects/info/http-alternates" && at "$dir" prune --expire=now 2>"$list.error" || stayed=1
         find "$dir/objects" \( -name 'tmp_*' -o -name 'incoming-*' \) -exec rm -rf {} + 2>/dev/null
         left="$(beyond "$dir" "$head")" || stayed=1
     fi
+    if [ "$(id -u)" = 0 ]; then chown -R --reference="$dir" "$dir/refs" "$dir/objects" 2>/dev/null; fi
     after="$(all "$dir" | grep -c ' commit$')"
     if [ $stayed != 0 ] || [ -n "$left" ] || [ "$(at "$dir" rev-parse -q --verify HEAD)" != "$head" ]; then
         said "$1" "$head" "$refs" "$((before - after))" \
@@ -121,6 +122,10 @@ class ScrubHistory:
     async def carry_out(self, runtime: Runtime, env: Mapping[str, str], timeout_s: float) -> list[ScrubbedHistory]:
         """One entry per repository that was found. Raises `HistoryNotScrubbed`."""
         found = await self._scrubbed(runtime, env, timeout_s)
+        if any(entry.problem for entry in found) and runtime.spec.user is not None:
+            # The repository may be of the image's own user.
+            again = await self._scrubbed(runtime, env, timeout_s, user="0")
+            found = again or found
         problem = next((entry for entry in found if entry.problem), None)
         if self.asked_for and (problem is not None or not found):
             why = "there is no repository" if problem is None else problem.problem
@@ -128,10 +133,13 @@ class ScrubHistory:
             raise HistoryNotScrubbed(f"runtime.scrub_history: the history of {where} cannot be scrubbed: {why}")
         return found
 
-    async def _scrubbed(self, runtime: Runtime, env: Mapping[str, str], timeout_s: float) -> list[ScrubbedHistory]:
+    async def _scrubbed(
+        self, runtime: Runtime, env: Mapping[str, str], timeout_s: float, user: str | None = None
+    ) -> list[ScrubbedHistory]:
         result = await runtime.exec(
             _SCRUB,
             cwd=self.repository or None,
+            user=user,
             env={**env, "BASH_ENV": "", "ENV": ""},
             timeout_s=timeout_s,
             max_output_bytes=4 << 20,

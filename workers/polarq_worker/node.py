@@ -141,6 +141,7 @@ class NodeService:
             self.warm.recipes,
             self.warm.pool,
             takes_work=lambda: self.capacity > 0,
+            is_full=lambda: self.pool.in_flight >= self.capacity,
             claimed=self.engine.without_sandbox,
         )
         self.sweeper = Sweeper(self.warm.maker, self.ledger, alone=self._alone)
@@ -191,7 +192,6 @@ class NodeService:
         """What a killed worker of this node left: results it had finished are committed, sandboxes removed."""
         dead = {one.incarnation for one in self._others.dead}
         await Orphans(self.ledger, self.topology).stop_own(self.node.id, self.incarnation.id, dead)
-        await self.sweeper.at_start()
         if self._others.living:
             log.warning("another worker of this node lives in %s; what lies there is left to it", self.state_dir)
             return
@@ -199,6 +199,8 @@ class NodeService:
         cleared = await asyncio.to_thread(clear_sandboxes, services.rollouts_dir, services.logs_dir)
         if cleared:
             log.warning("cleared the sandboxes of a worker that was killed: %s", ", ".join(cleared))
+        # After their logs were kept.
+        await self.sweeper.at_start()
         for task_id in await commit_leftovers(self.spool, self.ledger, self.topology.gateway.lease_s):
             await asyncio.to_thread(self.telling.tell, task_id)
         dropped = await settle_leftovers(services.collecting_dir, services.artifacts, self.ledger)

@@ -45,6 +45,8 @@ class Sandboxes:
         self._spent: dict[str, dict[str, float]] = {}
         """Seconds that taking each of the two has cost, by part."""
         self._agent: Member | None = None
+        self._said: SandboxReport | None = None
+        """What there was to say of it when it was done with."""
         self._shared_logs: list[Path] = []
         """What was printed where this attempt's recipes were prepared together with others'."""
         self._fresh: asyncio.Task[Member] | None = None
@@ -75,20 +77,21 @@ class Sandboxes:
 
     def report(self) -> SandboxReport | None:
         """What the result says of the sandbox that the harness ran in."""
-        if self._agent is None:
-            return None
-        runtime, recipe = self._agent.runtime, self._agent.recipe
+        return self._said if self._said is not None or self._agent is None else self._report(self._agent)
+
+    def _report(self, agent: Member) -> SandboxReport:
+        runtime, recipe = agent.runtime, agent.recipe
         network = self.network(runtime)
         return SandboxReport(
             backend=recipe.spec.import_path or recipe.spec.backend,
             isolation=runtime.isolation,
             image_id=runtime.image_id,
             recipe=recipe.key,
-            origin=self._agent.origin,
+            origin=agent.origin,
             network=network.policy,
             denied=network.denied,
             denied_more=network.denied_more,
-            history=list(self._agent.history),
+            history=list(agent.history),
             exec_times=runtime.exec_times.report(),
         )
 
@@ -145,7 +148,7 @@ class Sandboxes:
         recipes, snapshots = self._warm.recipes, self._warm.snapshots
         try:
             recipe = await recipes.of_evaluator(self.task)
-            if recipe.has_work and recipe.runtime.takes_snapshots(self._services.host):
+            if snapshots.can_keep(recipe):
                 snapshots.release(await snapshots.lease(recipe, budget_s))
         except PolarqError as exc:
             log.info("rollout %s: its fresh sandbox is not ready yet: %s", self._claim.rollout_id, exc)
@@ -198,6 +201,9 @@ class Sandboxes:
         sandbox be used again. Raises `RuntimeFault`; the record of one that could not be stopped stays."""
         if (network := self._networks.get(runtime.runtime_id)) is not None:
             await network.close()
+        if self._agent is not None and runtime is self._agent.runtime:
+            # The next rollout may have it before this one's result is made.
+            self._said = self._report(self._agent)
         pool = self._warm.pool
         reusable = well and runtime.spec.reuse and self._agent is not None and runtime is self._agent.runtime
         if runtime is self._unused or reusable:
@@ -206,6 +212,7 @@ class Sandboxes:
                     return
             except (PolarqError, OSError) as exc:
                 log.warning("sandbox %s cannot be used again: %s", runtime.runtime_id, exc)
+                return
         await pool.stop(runtime)
 
     async def keep_logs(self, runtime: Runtime) -> None:

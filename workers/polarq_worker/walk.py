@@ -261,8 +261,8 @@ class Walk:
                     raise EvaluatorFault(f"evaluator '{evaluator.name}' answered no Reward: {type(reward).__name__}")
                 # Made without its checks, it could be what nobody can read again.
                 reward = Reward.model_validate(reward.model_dump())
-                if await asyncio.to_thread(is_full, runtime.root):
-                    raise DiskFull("the disk of the sandbox was full when it was graded; no verdict counts then")
+                if reward.outcome <= 0 and await asyncio.to_thread(is_full, runtime.root):
+                    raise DiskFull("the disk of the sandbox was full when it was graded: that it failed says nothing")
                 self.trajectory = rewarded(self.trajectory, reward)
                 self.reward = reward
 
@@ -345,6 +345,9 @@ class Walk:
                     await self.collector.take(agents, self.task.artifacts)
         except TimeoutError:
             self.collector.say_rest(f"not collected within timeouts.teardown_s ({budget_s:g} s)")
+        except OSError as exc:
+            log.warning("rollout %s: its files cannot be collected: %s", self.rollout_id, exc)
+            self.collector.say_rest(exc.strerror or str(exc))
         except OF_OTHERS as exc:
             log.exception("rollout %s: an error while its files were collected", self.rollout_id)
             self.collector.say_rest(what(exc))

@@ -96,16 +96,14 @@ async def paths_in(runtime: Runtime, folder: str, patch: Path, env: Mapping[str,
     return [entry.split("\t", 2)[2] for entry in entries if entry.count("\t") >= 2]
 
 
-async def apply_patch(
-    runtime: Runtime, folder: str, patch: Patch, env: Mapping[str, str], timeout_s: float, *, reverse: bool = False
-) -> None:
+async def apply_patch(runtime: Runtime, folder: str, patch: Patch, env: Mapping[str, str], timeout_s: float) -> None:
     """Raises `EvaluatorFault`: the patch was made against this very tree, so it is the tree that is another."""
     inside = await _bring(runtime, patch.file)
-    options = ["--exclude=" + _GLOB.sub(r"\\\1", path) for path in patch.without] + (["-R"] if reverse else [])
+    options = ["--exclude=" + _GLOB.sub(r"\\\1", path) for path in patch.without]
     script = _APPLY_PRINTED if patch.source == PRINTED else _APPLY_TREE
     arguments = ["--whitespace=nowarn", "--binary", *options, inside]
     result = await _git_apply(runtime, folder, script, arguments, env, timeout_s)
-    if not result.ok and not patch.without and not reverse:
+    if not result.ok and not patch.without:
         fuzzy = ["patch", "--batch", "--fuzz=5", "-p1", "-i", inside]
         second = await runtime.exec(fuzzy, cwd=folder, env=env, timeout_s=timeout_s, log="eval/apply", category=_OURS)
         if second.ok:

@@ -19,7 +19,8 @@ from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.specs import AgentSpec, PrepareAction
 from polarq.contracts.task import Task
 from polarq.errors import PolarqError
-from polarq_worker.harnesses.environment import OPEN, WayOut, harness_env, prepare_env, sandbox_env
+from polarq_worker.harnesses.environment import harness_env, prepare_env, sandbox_env
+from polarq_worker.network.way_out import OPEN, WayOut
 from polarq_worker.runtimes.base import Runtime, SandboxLayout
 
 __all__ = ["Harness", "HarnessContext", "HarnessStep", "harness_env", "prepare_env", "run_harness", "sandbox_env"]

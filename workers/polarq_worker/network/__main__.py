@@ -18,8 +18,8 @@ from typing import Any
 
 from polarq_worker.network.channel import Channel, Message
 from polarq_worker.network.denials import Denials
-from polarq_worker.network.egress_door import EgressDoor
-from polarq_worker.network.model_door import ModelDoor, ProxyAddress
+from polarq_worker.network.egress_door import EgressDoor, Model
+from polarq_worker.network.model_door import ModelDoor, ProxyAddress, ToProxy
 from polarq_worker.network.rules import Rules
 
 log = logging.getLogger("polarq.relay")
@@ -35,6 +35,7 @@ class Relay:
         self._channel = channel
         self._doors: dict[int, ModelDoor | EgressDoor] = {}
         self._proxy = ProxyAddress()
+        self._way = ToProxy(lambda: self._proxy, self._lost)
         self._untold: set[int] = set()
         self._telling: asyncio.Task[None] | None = None
 
@@ -56,9 +57,10 @@ class Relay:
         listener.setblocking(False)
         door: ModelDoor | EgressDoor
         if (rules := message["rules"]) is None:
-            door = ModelDoor(lambda: self._proxy, self._lost)
+            door = ModelDoor(self._way)
         else:
-            door = EgressDoor(_rules(rules), self._denials(number))
+            port = rules["model_port"]
+            door = EgressDoor(_rules(rules), self._denials(number), model=Model(port, self._way) if port else None)
         try:
             await door.open(listener)
         except OSError as exc:

@@ -10,13 +10,15 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from polarq.hosts import Address, as_address
 from polarq_worker.network.body import BadBody, Body
 from polarq_worker.network.denials import Denials
 from polarq_worker.network.head import HEAD_BYTES, BadHead, Head, parse_head
-from polarq_worker.network.pipes import LINGER_S, End
+from polarq_worker.network.model_door import ToProxy
+from polarq_worker.network.pipes import LINGER_S, End, accepting
 from polarq_worker.network.rules import Refused, Rules, Target
 
 log = logging.getLogger("polarq.relay")
@@ -26,6 +28,8 @@ BACKLOG = 1024
 HEAD_S = 30.0
 """How long the head of a request may take."""
 RESOLVE_S = 15.0
+_RESOLVED_AT_ONCE = 4
+"""Names of one sandbox: a slow name server must not keep the others from theirs."""
 CONNECT_S = 20.0
 _DRAIN_S = 5.0
 """How long a refused client's own bytes are still read, so that it sees the answer."""
@@ -36,8 +40,11 @@ _REASONS = {
     431: "Request Header Fields Too Large",
     501: "Not Implemented",
     502: "Bad Gateway",
+    503: "Service Unavailable",
     504: "Gateway Timeout",
 }
+
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -56,29 +63,43 @@ async def resolved(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The sandbox's own way to the model, for programs that send even that to the proxy."""
+
+    port: int
+    way: ToProxy
+
+    def is_(self, target: Target) -> bool:
+        return target.port == self.port and target.host in _LOOPBACK
+
+
 class EgressDoor:
-    """One sandbox's. `resolve` answers a name's addresses."""
+    """One sandbox's. `resolve` answers a name's addresses; without `model`, the sandbox has no way to it."""
 
     def __init__(
         self,
         rules: Rules,
         denials: Denials,
         *,
+        model: Model | None = None,
         resolve: Resolve = resolved,
         head_s: float = HEAD_S,
         connect_s: float = CONNECT_S,
     ) -> None:
         self.rules = rules
         self.denials = denials
+        self.model = model
         self.resolve = resolve
         self.head_s = head_s
         self.connect_s = connect_s
         self.ends: set[End] = set()
+        self._resolving = asyncio.Semaphore(_RESOLVED_AT_ONCE)
+        self._is_full = False
         self._server: asyncio.AbstractServer | None = None
 
     async def open(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Client(self), sock=listener, backlog=BACKLOG)
+        self._server = await accepting(lambda: _Client(self), listener, BACKLOG)
 
     def close(self) -> None:
         """Also what is open."""
@@ -89,8 +110,22 @@ class EgressDoor:
             if end.other is not None:
                 end.other.abort()
 
+    def has_room(self) -> bool:
+        """For one more connection. That there is none is logged once."""
+        if len(self.ends) < MOST_CONNECTIONS:
+            return True
+        if not self._is_full:
+            log.warning("a sandbox has %d connections to its HTTP proxy; more are hung up on", MOST_CONNECTIONS)
+        self._is_full = True
+        return False
+
     async def server_for(self, target: Target) -> End:
         """A connection to whom was asked for. Raises `Refused` and `Unreachable`."""
+        if self.model is not None and self.model.is_(target):
+            try:
+                return await self.model.way.server()
+            except TimeoutError:
+                raise Unreachable(503, "the node's proxy is away and did not come back; try again") from None
         self.rules.check_name(target)
         usable = self.rules.checked(target, await self._addresses(target))
         loop = asyncio.get_running_loop()
@@ -113,7 +148,7 @@ class EgressDoor:
         if (literal := as_address(target.host)) is not None:
             return [literal]
         try:
-            async with asyncio.timeout(RESOLVE_S):
+            async with asyncio.timeout(RESOLVE_S), self._resolving:
                 found = await self.resolve(target.host, target.port)
         except (TimeoutError, OSError) as exc:
             raise Unreachable(502, f"the name {target.host} has no address: {exc or 'no answer in time'}") from None
@@ -138,8 +173,7 @@ class _Client(End):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        if len(self._door.ends) >= MOST_CONNECTIONS:
-            log.warning("a sandbox has %d connections to its HTTP proxy; another one is refused", MOST_CONNECTIONS)
+        if not self._door.has_room():
             self.abort()
             return
         self._door.ends.add(self)

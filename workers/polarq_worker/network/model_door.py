@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from polarq_worker.network.pipes import LINGER_S, End
+from polarq_worker.network.pipes import LINGER_S, End, accepting
 
 log = logging.getLogger("polarq.relay")
 
@@ -34,8 +34,8 @@ class ProxyAddress:
         return {"host": self.host, "port": self.port, "path": self.path}
 
 
-class ModelDoor:
-    """One sandbox's. `proxy` says where the proxy listens now; `lost` asks for that to be looked up again."""
+class ToProxy:
+    """The way to the node's proxy. `proxy` says where that listens now; `lost` asks for it to be looked up again."""
 
     def __init__(
         self,
@@ -47,13 +47,34 @@ class ModelDoor:
         self._proxy = proxy
         self._lost = lost
         self._away_s = away_s
+
+    async def server(self) -> End:
+        """A connection, as soon as there can be one. Raises `TimeoutError`: the proxy was away for too long."""
+        try:
+            async with asyncio.timeout(self._away_s):
+                while True:
+                    try:
+                        return await connected(self._proxy())
+                    except OSError:
+                        await self._lost()
+                        await asyncio.sleep(_TRY_AGAIN_S)
+        except TimeoutError:
+            log.error("the proxy at %s was away for %g s", self._proxy(), self._away_s)
+            raise
+
+
+class ModelDoor:
+    """One sandbox's."""
+
+    def __init__(self, way: ToProxy) -> None:
+        self._way = way
         self._server: asyncio.AbstractServer | None = None
         self._ends: set[End] = set()
+        self._is_full = False
         self._connecting: set[asyncio.Task[None]] = set()
 
     async def open(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Client(self), sock=listener, backlog=BACKLOG)
+        self._server = await accepting(lambda: _Client(self), listener, BACKLOG)
 
     def close(self) -> None:
         """Also what is open."""
@@ -68,7 +89,9 @@ class ModelDoor:
 
     def came(self, client: End) -> None:
         if len(self._ends) >= MOST_CONNECTIONS:
-            log.warning("a sandbox has %d connections to the model; another one is refused", len(self._ends))
+            if not self._is_full:
+                log.warning("a sandbox has %d connections to the model; more are hung up on", MOST_CONNECTIONS)
+            self._is_full = True
             client.abort()
             return
         self._ends.add(client)
@@ -81,10 +104,8 @@ class ModelDoor:
 
     async def _connect(self, client: End) -> None:
         try:
-            async with asyncio.timeout(self._away_s):
-                server = await self._reached()
+            server = await self._way.server()
         except TimeoutError:
-            log.error("the proxy at %s was away for %g s", self._proxy(), self._away_s)
             client.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n")
             client.write(b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(_AWAY), _AWAY))
             client.close()
@@ -93,15 +114,6 @@ class ModelDoor:
             client.tie(server)
         else:
             server.abort()
-
-    async def _reached(self) -> End:
-        """A connection to the proxy, as soon as there is one."""
-        while True:
-            try:
-                return await connected(self._proxy())
-            except OSError:
-                await self._lost()
-                await asyncio.sleep(_TRY_AGAIN_S)
 
 
 async def connected(address: ProxyAddress) -> End:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable
 from typing import cast
 
 HIGH_WATER_BYTES = 256 * 1024
 """What may wait for a reader before its writer is held."""
 LINGER_S = 60.0
 """How long a connection stays when the server's side has ended and the client says nothing more."""
+
+
+async def accepting(make: Callable[[], End], listener: socket.socket, backlog: int) -> asyncio.AbstractServer:
+    """Takes what comes to a socket, of whichever family."""
+    loop = asyncio.get_running_loop()
+    if listener.family == socket.AF_UNIX:
+        return await loop.create_unix_server(make, sock=listener, backlog=backlog)
+    return await loop.create_server(make, sock=listener, backlog=backlog)
 
 
 class End(asyncio.Protocol):

@@ -45,9 +45,16 @@ class EgressRules:
     policy: str
     allowed: Sequence[str] = ()
     closed: Sequence[tuple[str, int]] = ()
+    model_port: int | None = None
+    """Where the same sandbox has the model; None: it has none."""
 
     def as_json(self) -> dict[str, Any]:
-        return {"policy": self.policy, "allowed": list(self.allowed), "closed": [list(one) for one in self.closed]}
+        return {
+            "policy": self.policy,
+            "allowed": list(self.allowed),
+            "closed": [list(one) for one in self.closed],
+            "model_port": self.model_port,
+        }
 
 
 @dataclass(eq=False)
@@ -182,7 +189,7 @@ class Relay:
                     stdout=sink,
                     stderr=sink,
                     start_new_session=True,
-                    env={**os.environ, "UV_THREADPOOL_SIZE": _RESOLVERS},
+                    env=_env(),
                 )
         except BaseException:
             ours.close()
@@ -251,9 +258,13 @@ class Relay:
 
     async def _reaped(self) -> None:
         assert self._process is not None
-        if self._process.returncode is None:
-            self._kill()  # it has closed its end: it is of no use
-        code = await self._process.wait()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                code = await self._process.wait()
+        except TimeoutError:
+            # It has closed its end: it is of no use.
+            self._kill()
+            code = await self._process.wait()
         if not self._stopping:
             self.restarts += 1
             self._problem = f"it ended with code {code}"
@@ -267,3 +278,9 @@ class Relay:
     def _forget(self, door: Door) -> None:
         self._doors.pop(door.number, None)
         door.listener.close()
+
+
+def _env() -> dict[str, str]:
+    """The worker's, without what is polarq's: a process that speaks with sandboxes knows no passwords."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("POLARQ_")}
+    return {**env, "UV_THREADPOOL_SIZE": _RESOLVERS}

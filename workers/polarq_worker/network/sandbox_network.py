@@ -13,11 +13,11 @@ from polarq.contracts.sandbox import Denied
 from polarq.contracts.specs import NetworkPolicy, RuntimeSpec
 from polarq.settings import Settings
 from polarq.topology import Node, Topology
-from polarq_worker.harnesses.environment import WayOut
 from polarq_worker.network.denials import Denials
 from polarq_worker.network.model_door import ProxyAddress
 from polarq_worker.network.policy import own_services, proxy_address
 from polarq_worker.network.relay import Door, EgressRules, Relay
+from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes.base import Runtime
 
 log = logging.getLogger("polarq.worker.network")
@@ -108,11 +108,12 @@ class Networks:
             return SandboxNetwork(policy, self.relay, self._node.proxy_url, settings.egress_port)
         self._proxy()
         network = SandboxNetwork(policy, self.relay, f"http://127.0.0.1:{settings.model_port}", settings.egress_port)
+        port = settings.model_port if model else None
         rules = None
         if policy is not NetworkPolicy.NONE:
-            rules = EgressRules(policy.value, spec.allowed_hosts, self._closed_services)
+            rules = EgressRules(policy.value, spec.allowed_hosts, self._closed_services, port)
         try:
-            await network.open(runtime, settings.model_port if model else None, rules)
+            await network.open(runtime, port, rules)
         except BaseException:
             with contextlib.suppress(asyncio.CancelledError):
                 await network.close()

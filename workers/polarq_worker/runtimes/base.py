@@ -234,7 +234,8 @@ class Runtime(abc.ABC):
 
     async def snapshot(self, name: str) -> Snapshot:
         """Keeps its files as they are, whole or not at all, under `host.folder` or in the backend's own store. It is
-        stopped by its owner afterwards; running commands may be ended. Raises `RuntimeFault`."""
+        stopped by its owner afterwards; running commands may be ended. Raises `CannotBeKept` where its files hold for
+        this sandbox alone, and `RuntimeFault`."""
         raise RuntimeFault(f"runtime '{self.spec.backend}' takes no snapshots")
 
     @classmethod
@@ -328,6 +329,11 @@ class Runtime(abc.ABC):
         """Fetches a folder: regular files (never setuid), folders, and links that stay inside. What else is in it, and
         a file beyond `max_bytes`, is left out and named in the answer. Raises `RuntimeFault`; beyond `max_files`
         entries `TooMany`, with whole files in `target` as far as it got."""
+
+    async def end_background(self) -> bool:
+        """Kills whatever its commands have left running, and goes on: what is read from it then is changed by nobody.
+        Whether it did; False where the backend has no such way."""
+        return False
 
     @abc.abstractmethod
     async def stop(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -16,6 +17,8 @@ from polarq_worker.runtimes.folder import PrivateFolder, in_thread
 from polarq_worker.runtimes.kept import PARTS, Kept, Record, copy_tree
 from polarq_worker.runtimes.processes import ProcessTree, Walls, uninterrupted
 from polarq_worker.runtimes.texts import fault
+
+log = logging.getLogger("polarq.worker.local")
 
 SPARE_PROCESSES = 16
 """Beside those that a task may have: those that watch over them."""
@@ -52,17 +55,22 @@ class Beginning:
         try:
             await uninterrupted(in_thread(self._note, snapshot))
             base = None if snapshot is None else self._find(snapshot)
-            if self._isolated and base is not None and Beginning._overlays:
+            over = self._isolated and base is not None and Beginning._overlays
+            if over:
+                assert base is not None
                 try:
                     return await self._under_way(await in_thread(self._over, base), online, inside=True)
-                except (RuntimeFault, OSError):
-                    # A file system or a kernel that does not let us; from now on it is copied.
-                    Beginning._overlays = False
+                except (RuntimeFault, OSError) as exc:
+                    log.info("a snapshot is copied, for it cannot be laid under a sandbox: %s", exc)
             if base is None:
                 await in_thread(self._folder.furnish)
             else:
                 await uninterrupted(in_thread(self._copy, base))
-            return await self._under_way([], online, inside=False)
+            tree = await self._under_way([], online, inside=False)
+            if over:
+                # That was the reason: a file system or a kernel that does not let us.
+                Beginning._overlays = False
+            return tree
         except OSError as exc:
             raise fault("the sandbox cannot be started", exc) from exc
 

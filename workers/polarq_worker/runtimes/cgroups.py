@@ -48,8 +48,8 @@ class Cgroup:
 
     def make(self) -> None:
         """Blocks. Raises `OSError`."""
-        for folder in self.folders:
-            Path(folder).mkdir()
+        for named in self.folders:
+            Path(named).mkdir()
         for controller, folder in self._of.items():
             for file, text in self._settings(controller, folder):
                 file.write_text(text)

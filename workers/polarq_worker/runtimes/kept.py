@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from polarq.errors import DiskFull, RuntimeFault
+from polarq.errors import CannotBeKept, DiskFull, RuntimeFault
 from polarq_worker.runtimes import cgroups, strays
 from polarq_worker.runtimes.base import Snapshot
 from polarq_worker.runtimes.folder import remove_tree
@@ -100,7 +100,7 @@ class Kept:
         if not _NAME.fullmatch(name):
             raise RuntimeFault(f"'{name}' is no name for a snapshot; use letters, digits, dots and dashes")
         if unmoved is not None and _mentions(parts, unmoved):
-            raise RuntimeFault(
+            raise CannotBeKept(
                 "its files name their own folder, which is another one in each sandbox; isolated sandboxes can be kept"
             )
         reference = f"{name}~{secrets.token_hex(4)}"

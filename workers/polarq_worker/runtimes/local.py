@@ -18,6 +18,7 @@ import errno
 import itertools
 import os
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -77,7 +78,8 @@ class LocalRuntime(Runtime):
 
     @classmethod
     def problems(cls, spec: RuntimeSpec, host: Host) -> list[str]:
-        return wishes.problems(spec, isolated=isolates(host))
+        missing = _missing_walls(host)
+        return [*([missing] if missing else []), *wishes.problems(spec, isolated=isolates(host))]
 
     @classmethod
     def keeps_offline(cls, host: Host) -> bool:
@@ -107,6 +109,8 @@ class LocalRuntime(Runtime):
         bash = shutil.which("bash", path=self._environment()["PATH"])
         if bash is None:
             raise RuntimeFault("there is no bash on this node; install it")
+        if missing := _missing_walls(self.host):
+            raise RuntimeFault(missing)
         if not online and not self._isolated:
             raise RuntimeFault(f"the local runtime cannot cut a sandbox off the network: {bubblewrap.why_not()}")
         self._bash = bash
@@ -139,8 +143,8 @@ class LocalRuntime(Runtime):
             raise RuntimeFault("this node keeps nothing: snapshots need a folder")
         if self._lost:
             raise SandboxLost(f"no snapshot can be taken: {self._lost}")
-        # Nobody may write while it is copied; a keeper that is killed here means no more than that.
-        await asyncio.gather(*(command.kill() for command in list(self._commands)))
+        if not await self.end_background():
+            raise RuntimeFault("no snapshot can be taken: something in the sandbox does not die")
         unmoved = None if self._isolated else str(self.root)
         try:
             return cast("Snapshot", await in_thread(self._kept.save, name, self._folder.parts(), unmoved))
@@ -160,6 +164,8 @@ class LocalRuntime(Runtime):
     async def sweep(cls, host: Host, keep: Collection[str]) -> list[str]:
         if host.folder is None:
             return []
+        # At a worker's start, so that no rollout waits for it.
+        await asyncio.to_thread(bubblewrap.why_not)
         kept = Kept(host.folder)
         swept, stubborn = [], []
         for record in cast("list[Record]", await _kept(kept.records)):
@@ -232,8 +238,7 @@ class LocalRuntime(Runtime):
         except RuntimeFault as exc:
             kind, message = ExecKind.COULD_NOT_START, str(exc)
         except WardenLost:
-            self._lose(f"its first process was killed; {self._tree.last_words()}".rstrip("; "))
-            kind, message = ExecKind.SANDBOX_LOST, self._lost
+            kind, code, message = self._unwatched(running)
         except OSError as exc:
             kind, message = ExecKind.COULD_NOT_START, cannot("the command could not be brought in", exc)
         finally:
@@ -265,6 +270,17 @@ class LocalRuntime(Runtime):
         fetched: Fetched = await self._transfer("fetch", progress, confined.get_dir, source, target, progress)
         return fetched
 
+    async def end_background(self) -> bool:
+        if self._lost or self._tree is None:
+            return False
+        for command in self._commands:
+            command.killed = True
+        try:
+            return await self._tree.end()
+        except WardenLost:
+            self._lose("its first process was killed")
+            return False
+
     async def stop(self) -> None:
         self._lost = self._lost or "it was stopped"
         await uninterrupted(self._stop())
@@ -286,6 +302,17 @@ class LocalRuntime(Runtime):
         _living.pop(self._key, None)
         if left:
             raise RuntimeFault(f"processes of sandbox {self.runtime_id} do not die; ps e shows its POLARQ_RUNTIME_ID")
+
+    def _unwatched(self, command: Command | None) -> tuple[ExecKind, int, str]:
+        """How a command ended whose keeper is gone."""
+        assert self._tree is not None
+        if command is not None and command.killed and not self._lost:
+            return ExecKind.EXITED, -signal.SIGKILL, "it was ended with all others"
+        if self._isolated and not self._lost and not self._tree.hung_up():
+            # Something of its own user killed the keeper; whatever is left cannot leave the namespaces.
+            return ExecKind.EXITED, -signal.SIGKILL, "what watched over it was killed with it"
+        self._lose(f"its first process was killed; {self._tree.last_words()}".rstrip("; "))
+        return ExecKind.SANDBOX_LOST, 0, self._lost
 
     def _lose(self, why: str) -> None:
         if not self._lost:
@@ -412,6 +439,12 @@ _living: dict[tuple[Path | None, str], LocalRuntime] = {}
 def isolates(host: Host) -> bool:
     """Whether sandboxes of this host are walled in. Asks bubblewrap once in the life of this process."""
     return host.settings.local.isolation != "none" and not bubblewrap.why_not()
+
+
+def _missing_walls(host: Host) -> str:
+    """Blank where what the topology asks for is there."""
+    why = bubblewrap.why_not() if host.settings.local.isolation == "bubblewrap" else ""
+    return f"backend: runtimes.local.isolation of this node is bubblewrap; {why}" if why else ""
 
 
 async def _kept(function: Callable[..., object], *args: object) -> object:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
-import json
+import marshal
 import os
 import select
+import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +19,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from polarq.errors import RuntimeFault
+from polarq_worker.runtimes.nursery import NURSERY, START_S, Walls, WardenLost
 
-WARDEN = Path(__file__).with_name("warden.py")
+__all__ = ["Command", "CouldNotStart", "Descriptors", "ProcessTree", "Walls", "WardenLost", "uninterrupted"]
+
 SPAWN_THREADS = 4
-START_S = 60.0
-TRIES = 4
-"""Nurseries that are tried, each started after the one before was found dead."""
-_CREDENTIALS = struct.Struct("3i")
-"""struct ucred: process, user, group."""
 KILL_S = 10.0
 """How long the kernel may take to end killed processes (one in uninterruptible I/O ends only when that returns)."""
 
@@ -58,10 +55,6 @@ class CouldNotStart(Exception):
         super().__init__(f"{stage}: {os.strerror(number)}")
 
 
-class WardenLost(Exception):
-    """The sandbox's warden is gone, and with it what it kept."""
-
-
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
     """Finishes `work` even when this task is cancelled (once or many times), then lets the cancellation go on."""
     task = asyncio.ensure_future(work)
@@ -89,6 +82,7 @@ class Command(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._received = b""
         self._lines: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        self.killed = False
         self.gone: asyncio.Future[None] = loop.create_future()
         """Done when nothing of the tree is left (or its keeper was killed, which `WardenLost` tells)."""
 
@@ -109,6 +103,7 @@ class Command(asyncio.Protocol):
 
     async def kill(self) -> bool:
         """Kills the whole tree; whether the kernel confirmed within `KILL_S` that nothing of it is left."""
+        self.killed = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"k")
         try:
@@ -135,125 +130,6 @@ class Command(asyncio.Protocol):
         self._lines.put_nowait([])
         if not self.gone.done():
             self.gone.set_result(None)
-
-
-@dataclass(frozen=True, slots=True)
-class Walls:
-    """How a warden comes into namespaces of its own: bubblewrap's command, in which the word CONTROL stands for the
-    control socket's number, and (where, options) of what is mounted before."""
-
-    bwrap: Sequence[str]
-    overlays: Sequence[tuple[str, str]] = ()
-
-
-class Nursery:
-    """This process' nursery of wardens: a process that forks them ready made, since starting a Python for each takes
-    ten times as long. Started when it is first needed, and again should somebody have killed it; it ends with us."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._asked: socket.socket | None = None
-        self._generation = 0
-        """Of the nursery: one that was killed is still seen for a while, by us and by wardens that it forked."""
-
-    def warden(self, stderr: int, walls: Walls | None) -> tuple[socket.socket, int]:
-        """A new warden's control socket, and its pid as we see it (blocks).
-
-        Raises `OSError`, or `WardenLost` when it ended at once.
-        """
-        for _ in range(TRIES):
-            ours, theirs = socket.socketpair()
-            # Then the kernel says who writes.
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            try:
-                with theirs:
-                    generation = self._ask(walls, theirs.fileno(), stderr)
-                ours.settimeout(START_S)
-                lines, pid = _until_ready(ours)
-            except BaseException:
-                ours.close()
-                raise
-            if b"ready" in lines:
-                ours.settimeout(None)
-                return ours, pid
-            ours.close()
-            failed = [line.split()[1] for line in lines if line.startswith(b"failed")]
-            if failed:
-                raise OSError(int(failed[0]), os.strerror(int(failed[0])))
-            if b"born" in lines:
-                raise WardenLost
-            # The nursery died before it came to us, whatever it looks like yet.
-            self._give_up(generation)
-        raise WardenLost
-
-    def _ask(self, walls: Walls | None, *fds: int) -> int:
-        """Sends a request; which nursery it went to."""
-        body = json.dumps({} if walls is None else {"bwrap": walls.bwrap, "overlays": walls.overlays}).encode()
-        with self._lock:
-            for _ in range(TRIES):
-                if self._asked is None:
-                    self._start()
-                assert self._asked is not None
-                try:
-                    socket.send_fds(self._asked, [struct.pack("!Q", len(body))], fds)
-                    self._asked.sendall(body)
-                except (BrokenPipeError, ConnectionResetError):
-                    self._end()
-                else:
-                    return self._generation
-        raise WardenLost
-
-    def _give_up(self, generation: int) -> None:
-        with self._lock:
-            if generation == self._generation:
-                self._end()
-
-    def _start(self) -> None:
-        self._end()
-        ours, theirs = socket.socketpair()
-        with theirs, WARDEN.open("rb") as source:
-            # argv[0] and the script's name keep `pkill -f python` of an agent away from it; through /proc/self/exe
-            # the interpreter still finds its library.
-            self._process = subprocess.Popen(
-                ["/proc/self/exe", "-E", "-s", "-S", "-P", "/proc/self/fd/0", "nursery", str(theirs.fileno())],
-                executable=sys.executable,
-                stdin=source,
-                stdout=subprocess.DEVNULL,
-                env={},
-                cwd="/",
-                start_new_session=True,
-                pass_fds=[theirs.fileno()],
-            )
-        ours.setblocking(True)
-        self._asked = ours
-        self._generation += 1
-
-    def _end(self) -> None:
-        if self._asked is not None:
-            self._asked.close()
-            self._asked = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-
-_nursery = Nursery()
-
-
-def _until_ready(control: socket.socket) -> tuple[list[bytes], int]:
-    """What was said until a warden is ready or nobody is left to say it, and the warden's process."""
-    said, pid = b"", 0
-    while b"ready\n" not in said:
-        data, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(_CREDENTIALS.size))
-        if not data:
-            break
-        said += data
-        for level, kind, content in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
-                pid = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0]
-    return said.split(b"\n"), pid
 
 
 class ProcessTree:
@@ -287,7 +163,7 @@ class ProcessTree:
         """Hands a command to the warden. `ids`: user, group and other groups that it runs as, None: the warden's own.
         Raises `WardenLost`; the descriptors are closed in any case."""
         as_user = {} if ids is None else {"ids": list(ids)}
-        body = json.dumps({"argv": list(argv), "cwd": cwd, "env": dict(env), **as_user}).encode()
+        body = marshal.dumps({"argv": list(argv), "cwd": cwd, "env": dict(env), **as_user})
         ours, theirs = socket.socketpair()
         try:
             await uninterrupted(self._in_thread(self._send, body, fds, theirs))
@@ -302,6 +178,10 @@ class ProcessTree:
         """A socket that listens on the port of the sandbox's loopback. Raises `WardenLost`, `OSError`."""
         return await uninterrupted(asyncio.to_thread(self._door, port))
 
+    async def end(self) -> bool:
+        """Ends all that runs, whoever its parent is by now; whether the kernel confirmed it. Raises `WardenLost`."""
+        return await uninterrupted(asyncio.to_thread(self._end))
+
     def hung_up(self) -> bool:
         """Whether the warden is gone, as far as its socket tells."""
         if self._control is None:
@@ -315,7 +195,13 @@ class ProcessTree:
         control, self._control = self._control, None
         if control is None:
             return True
-        return await uninterrupted(asyncio.to_thread(_over, control))
+        if await uninterrupted(asyncio.to_thread(_over, control)):
+            return True
+        if self._walls is not None and self.warden_pid:
+            # Whatever holds it up, the kernel ends all of its namespace with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.warden_pid, signal.SIGKILL)
+        return False
 
     def last_words(self) -> str:
         """What the warden printed before it died, one line."""
@@ -331,13 +217,32 @@ class ProcessTree:
 
     def _spawn(self) -> None:
         with self._stderr.open("wb") as stderr:
-            self._control, self.warden_pid = _nursery.warden(stderr.fileno(), self._walls)
+            self._control, self.warden_pid = NURSERY.warden(stderr.fileno(), self._walls)
+
+    def _end(self) -> bool:
+        with self._ask({"end": True}) as answer:
+            answer.settimeout(KILL_S)
+            try:
+                said = answer.recv(64)
+            except TimeoutError:
+                return False
+        if not said:
+            raise WardenLost
+        return said == b"ended\n"
+
+    def _ask(self, request: dict[str, object]) -> socket.socket:
+        """Sends what is no command; where it is answered."""
+        ours, theirs = socket.socketpair()
+        try:
+            nothing = [os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) for _ in range(3)]
+            self._send(marshal.dumps(request), Descriptors(*nothing), theirs)
+        except BaseException:
+            ours.close()
+            raise
+        return ours
 
     def _door(self, port: int) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with ours:
-            nothing = [os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) for _ in range(3)]
-            self._send(json.dumps({"door": port}).encode(), Descriptors(*nothing), theirs)
+        with self._ask({"door": port}) as ours:
             ours.settimeout(START_S)
             said, fds, _, _ = socket.recv_fds(ours, 64, 1)
             if said.startswith(b"failed"):

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH114, PTH115, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH114, PTH115, PTH119, PTH120, PTH208
 # Paths are texts here: bubblewrap's words, and as they are spelt, links and all.
 """What an isolated `local` sandbox sees of the machine: bubblewrap's arguments.
 
@@ -11,15 +11,17 @@ from __future__ import annotations
 import os
 import pwd
 import sys
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import polarq
 from polarq import bubblewrap
+from polarq.settings import Settings
 from polarq_worker.runtimes.base import SESSION_DIR
 from polarq_worker.runtimes.folder import HOME_DIR, RUN_DIR, TMP_DIR
+from polarq_worker.runtimes.nursery import LOADER
 
 SANDBOX_UID = 64_321
 """Whom a worker that is root runs commands as: a number that is nobody's where nobody chose it."""
@@ -40,7 +42,7 @@ class Sight:
     hidden: tuple[str, ...]
     seen: tuple[tuple[str, str], ...]
     """(path on the machine, path in the sandbox)."""
-    masked: tuple[str, ...] = field(default=())
+    masked: tuple[str, ...] = ()
 
 
 def own_ids() -> tuple[int, int]:
@@ -61,21 +63,21 @@ def arguments(root: Path, sight: Sight, *, online: bool, processes: int | None) 
     if os.geteuid() == 0:
         # The warden starts commands as another user and ends them; all else that root may do, it does not.
         args += ["--cap-drop", "ALL"]
-        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_SETPCAP"):
             args += ["--cap-add", capability]
     else:
         args.append("--unshare-user")
     args += [*_top_level(sight), "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"]
     args += ["--bind", str(root / "tmp"), TMP_DIR]
     args += ["--bind", str(root / "tmp"), "/var/tmp"] if "/var/tmp" in sight.hidden else []
-    args += _beneath(sight)
+    args += _beneath(sight, [*OWN, "/var/tmp"])
     args += ["--dir", "/polar", "--bind", str(root / "session"), SESSION_DIR, "--bind", str(root / "home"), HOME_DIR]
     args += ["--ro-bind", str(root / "run"), RUN_DIR]
     args += [word for name in ("passwd", "group") for word in ("--ro-bind", str(root / "run" / name), f"/etc/{name}")]
     args += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"]
     python = os.path.realpath(sys.executable)
     limit = [] if processes is None else [str(processes)]
-    return [*args, python, "-E", "-s", "-S", "-P", "/proc/self/fd/0", "ward", "CONTROL", *limit]
+    return [*args, python, "-E", "-s", "-S", "-P", "-c", LOADER, "ward", "CONTROL", *limit]
 
 
 def accounts(uid: int, gid: int) -> dict[str, str]:
@@ -91,25 +93,33 @@ def sight(private: Collection[Path], visible: Collection[str]) -> Sight:
     """As this process' environment and settings have it; `private` are polarq's own folders."""
     env = os.environ
     home, path = env.get("HOME", ""), env.get("PATH", os.defpath)
-    return _sight(home, path, os.getcwd(), tuple(str(folder) for folder in private), tuple(visible))
+    cached = _sight(home, path, tuple(str(folder) for folder in private), tuple(visible))
+    return replace(cached, masked=tuple(sorted(file for file in _secrets() if not _within(file, cached.hidden))))
+
+
+def _secrets() -> set[str]:
+    """Files of a deployment that may hold passwords, where they lie open: its topology, variables beside the worker."""
+    topology = Settings.from_env().topology_path
+    here = Path.cwd()
+    files = [*here.glob(".env*"), here / "topology.yaml", *([topology] if topology else [])]
+    return {spelt for file in files if file.is_file() for spelt in _spelt(str(file.absolute()))}
 
 
 @lru_cache(maxsize=64)
-def _sight(home: str, path: str, cwd: str, private: tuple[str, ...], visible: tuple[str, ...]) -> Sight:
+def _sight(home: str, path: str, private: tuple[str, ...], visible: tuple[str, ...]) -> Sight:
     hidden = {*HIDDEN, TMP_DIR, *private}
     hidden.update(folder for folder in (home, _home_of(os.geteuid())) if folder.startswith("/"))
     hidden |= {os.path.realpath(folder) for folder in hidden}
     hidden = {os.path.normpath(folder) for folder in hidden if os.path.isdir(folder)} - set(SYSTEM)
-    wanted = [*_programs(path), *_interpreter(), str(Path(polarq.__file__).parent)]
-    wanted += [os.path.expanduser(named) for named in visible]
-    seen = {
-        (os.path.realpath(named), named)
-        for one in wanted
-        for named in (os.path.normpath(one), os.path.realpath(one))
-        if os.path.exists(one) and _within(named, hidden)
-    }
-    masked = [str(file) for file in Path(cwd).glob(".env*") if file.is_file() and not _within(str(file), hidden)]
-    return Sight(tuple(sorted(hidden)), tuple(sorted(seen)), tuple(sorted(masked)))
+    needed = [*_programs(path), *_interpreter(), str(Path(polarq.__file__).parent)]
+    wanted = {spelt for one in needed if os.path.exists(one) for spelt in _spelt(one)} - hidden
+    named = {spelt for one in visible for spelt in _spelt(os.path.expanduser(one)) if os.path.exists(spelt)}
+    seen = {(os.path.realpath(one), one) for one in wanted | named if _within(one, hidden)}
+    return Sight(tuple(sorted(hidden - (named - set(private)))), tuple(sorted(seen)))
+
+
+def _spelt(path: str) -> set[str]:
+    return {os.path.normpath(path), os.path.realpath(path)}
 
 
 def _within(path: str, folders: Collection[str]) -> bool:
@@ -130,18 +140,20 @@ def _top_level(sight: Sight) -> Iterator[str]:
             yield from ("--ro-bind", path, path)
 
 
-def _beneath(sight: Sight) -> Iterator[str]:
+def _beneath(sight: Sight, own: Sequence[str]) -> Iterator[str]:
     """From the outside in: what is hidden in something seen, and what is seen in something hidden."""
+    shown = [named for _, named in sight.seen]
     covered = [
-        path for path in sight.hidden if path.count("/") > 1 and not os.path.islink(path) and not _within(path, OWN)
+        path
+        for path in sight.hidden
+        if path.count("/") > 1 and not os.path.islink(path) and (_within(path, shown) or not _within(path, own))
     ]
-    covered = [path for path in covered if path != "/var/tmp"]
     steps = [(path, ["--tmpfs", path]) for path in covered]
-    steps += [(named, [*_way_to(named, sight.hidden), "--ro-bind", real, named]) for real, named in sight.seen]
+    steps += [(named, [*_way_to(named, sight.hidden), "--ro-bind-try", real, named]) for real, named in sight.seen]
     for _, words in sorted(steps):
         yield from words
     for path in sight.masked:
-        yield from ("--ro-bind", "/dev/null", path)
+        yield from ("--ro-bind-try", "/dev/null", path)
     resolver = os.path.realpath("/etc/resolv.conf")
     if _within(resolver, sight.hidden) and os.path.exists(resolver):
         yield from (*_way_to(resolver, sight.hidden), "--ro-bind", resolver, resolver)

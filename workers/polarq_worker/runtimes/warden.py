@@ -1,4 +1,4 @@
-# ruff: noqa: PTH208, PTH123, PTH110, S606
+# ruff: noqa: PTH208, PTH123, PTH110, S302, S606
 """The process that every process of a `local` sandbox descends from. A program of its own; nothing imports it.
 
     warden.py nursery FD                as the nursery of wardens
@@ -10,12 +10,13 @@ to start; or, with `bwrap`, that command, which makes the namespaces and becomes
 worker closes its socket. A warden needs it no more, and is nobody's child once it is gone.
 
 To a warden the worker sends one request a command: eight bytes of length with four descriptors attached (stdin,
-stdout, stderr, and the command's control socket), then a JSON body {argv, cwd, env, and ids (user, group, its other
-groups) where it is to run as somebody else}. For each the warden forks a keeper, and the keeper forks the command. Both
-are child subreapers (prctl), so a process that daemonises, calls setsid or empties its environment is handed to its
-keeper by the kernel and cannot leave the tree. Having no child left
+stdout, stderr, and the command's control socket), then a marshalled body {argv, cwd, env, and ids (user, group, its
+other groups) where it is to run as somebody else}. For each the warden forks a keeper, and the keeper forks the
+command. Both are child subreapers (prctl), so a process that daemonises, calls setsid or empties its environment is
+handed to its keeper by the kernel and cannot leave the tree. Having no child left
 (ECHILD) therefore proves that nothing of the command lives, which no scan of /proc can. A body {door} instead asks for
-a socket that listens on that port of the sandbox's loopback: it is sent along with `door`.
+a socket that listens on that port of the sandbox's loopback: it is sent along with `door`. A body {end} ends all that
+runs, whoever its parent is by now, and says `ended`.
 
 A keeper says on the command's socket, a line each: `started <pid>`, or `failed <stage> <errno>`; then `ended <wait
 status>`; and closes it when the last descendant is gone. It kills the whole tree when it reads anything, and when the
@@ -27,11 +28,10 @@ It is started with an argv and a process name that no `pkill python` matches.
 """
 
 import array
-import contextlib
 import ctypes
 import errno
 import gc
-import json
+import marshal
 import os
 import resource
 import select
@@ -40,11 +40,16 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # Each sandbox of its own namespaces loads this anew: what takes long to load is not loaded.
+    from collections.abc import Iterator
+    from typing import NoReturn
 
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
+PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 NURSERY_NAME = b"polarq-wardens"
 NAME = b"polarq-sandbox"
@@ -82,7 +87,7 @@ def serve_nursery(nursery_fd: int) -> None:
         if request is None:
             return
         body, fds = request
-        _bear(nursery, source, json.loads(body), *fds)
+        _bear(nursery, source, marshal.loads(body), *fds)
         for fd in fds:
             os.close(fd)
 
@@ -95,9 +100,11 @@ def _bear(nursery: socket.socket, source: int, request: dict[str, object], contr
         os.write(control_fd, f"failed {exc.errno}\n".encode())
         return
     if pid:
-        # Whoever asked may be gone; the warden sees that too.
-        with contextlib.suppress(OSError):
+        try:
             os.write(control_fd, b"born\n")
+        except OSError:
+            # Whoever asked is gone; the warden sees that too.
+            return
         return
     try:
         os.setsid()
@@ -116,7 +123,7 @@ def _bear(nursery: socket.socket, source: int, request: dict[str, object], contr
         os._exit(1)
 
 
-def _wall_in(request: dict[str, object], source: int, control_fd: int) -> NoReturn:
+def _wall_in(request: dict[str, object], source: int, control_fd: int) -> "NoReturn":
     """Becomes bubblewrap, which becomes a warden in namespaces of its own."""
     bwrap, overlays = request["bwrap"], request["overlays"]
     assert isinstance(bwrap, list) and isinstance(overlays, list)
@@ -156,6 +163,10 @@ def ward_alone(control_fd: int, processes: str = "") -> None:
     _prctl(PR_SET_DUMPABLE, 0)
     gc.disable()
     gc.freeze()
+    # No command may have any, whatever a file that it starts is marked with. (Without the right to say so there is
+    # none to lose.)
+    for capability in range(64):
+        LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     if processes:
         PROCESSES.append(int(processes))
     try:
@@ -196,7 +207,7 @@ def ward(control: socket.socket) -> None:
                 _say(control, "over")
                 return
             body, fds = request
-            _serve(control, wakeup, json.loads(body), fds)
+            _serve(control, wakeup, marshal.loads(body), fds)
             for fd in fds:
                 os.close(fd)
 
@@ -206,11 +217,15 @@ def _serve(control: socket.socket, wakeup: int, request: dict[str, object], fds:
     if "door" in request:
         _open_door(reply, int(str(request["door"])))
         return
+    if "end" in request:
+        kill_tree()
+        _write(reply, b"ended\n")
+        return
     try:
         pid = os.fork()
     except OSError as exc:
         # Its limit of processes is reached: that is the command's misfortune, not the sandbox's end.
-        os.write(reply, f"failed fork {exc.errno}\n".encode())
+        _write(reply, f"failed fork {exc.errno}\n".encode())
         return
     if pid == 0:
         try:
@@ -224,6 +239,14 @@ def _serve(control: socket.socket, wakeup: int, request: dict[str, object], fds:
             os._exit(1)
 
 
+def _write(reply: int, line: bytes) -> None:
+    try:
+        os.write(reply, line)
+    except OSError:
+        # Whoever asked has gone.
+        return
+
+
 def _open_door(reply: int, port: int) -> None:
     with socket.socket(fileno=os.dup(reply)) as worker:
         worker.setblocking(True)
@@ -234,7 +257,7 @@ def _open_door(reply: int, port: int) -> None:
             _say(worker, f"failed door {exc.errno or 0}")
 
 
-def keep(request: dict[str, object], fds: list[int]) -> NoReturn:
+def keep(request: dict[str, object], fds: list[int]) -> "NoReturn":
     """Runs one command, reports its end, and stays until none of its descendants is left."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     wakeup = _wakeup_on_child()
@@ -274,7 +297,7 @@ def keep(request: dict[str, object], fds: list[int]) -> NoReturn:
             os._exit(0)
 
 
-def _become(request: dict[str, object], fds: tuple[int, int, int], failure: int) -> NoReturn:
+def _become(request: dict[str, object], fds: tuple[int, int, int], failure: int) -> "NoReturn":
     """The child: a session of its own, three descriptors, default signals; then the command's program."""
     stage = "prepare"
     try:
@@ -354,7 +377,7 @@ def kill_tree() -> None:
         pause = min(pause * 2, 0.05)
 
 
-def descendants(root: int) -> Iterator[tuple[int, int]]:
+def descendants(root: int) -> "Iterator[tuple[int, int]]":
     """(pid, start time) of all that descends from `root`, without it."""
     waiting = [root]
     while waiting:

@@ -10,8 +10,17 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from polarq.contracts.rollout import Boundary, RolloutState
-from polarq.errors import EvaluatorFault, HarnessFault, InvalidInput, PolarqError, RuntimeFault, UnknownPlugin
+from polarq.contracts.rollout import Boundary, ExecKind, RolloutState
+from polarq.errors import (
+    EvaluatorFault,
+    HarnessFault,
+    InvalidInput,
+    OutOfMemory,
+    PolarqError,
+    RuntimeFault,
+    SandboxLost,
+    UnknownPlugin,
+)
 from polarq_worker.evaluators.base import EvaluationTimedOut
 from polarq_worker.history import HistoryNotScrubbed
 from polarq_worker.outcomes import OF_OTHERS, StageFailed, failed, timed_out, what
@@ -27,6 +36,11 @@ def of_prepare(budget_s: float) -> Iterator[None]:
     except TimeoutError:
         raise timed_out(Boundary.PREPARE, "prepare", budget_s) from None
     except PrepareFailed as exc:
+        last = exc.reports[-1] if exc.reports else None
+        if last is not None and last.kind is ExecKind.SANDBOX_LOST:
+            raise failed(Boundary.RUNTIME, SandboxLost.reason, str(exc)) from exc
+        if last is not None and last.out_of_memory:
+            raise failed(Boundary.RUNTIME, OutOfMemory.reason, f"the sandbox ran out of memory: {exc}") from exc
         state = RolloutState.TIMED_OUT if exc.timed_out else RolloutState.FAILED
         reason = "prepare_timeout" if exc.timed_out else "prepare_failed"
         raise StageFailed(state, Boundary.PREPARE, reason, str(exc)) from exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -19,13 +20,17 @@ from polarq_worker.warm.recipe import Recipes, with_runtime
 
 log = logging.getLogger("polarq.worker.warm")
 
-_SEEN = 64
+_SEEN = 256
 """Tasks that are kept, so that each is read once."""
+_WISH_S = 15.0
+"""How long a task is taken to ask for what it did when it was last looked at: its uploads are looked through for that.
+Where they have changed meanwhile, something is made that nobody asks for."""
 
 
 class LookAhead:
     """One node's; `step` is called now and then. `takes_work` says whether the node may begin anything, `claimed` which
-    of its rollouts have no sandbox yet."""
+    of its rollouts have no sandbox yet, and `is_full` whether it holds all that it may: before that, what waits is
+    about to be taken, by this node or another."""
 
     def __init__(
         self,
@@ -36,6 +41,7 @@ class LookAhead:
         recipes: Recipes,
         pool: WarmPool,
         takes_work: Callable[[], bool],
+        is_full: Callable[[], bool],
         claimed: Callable[[], list[Task]],
     ) -> None:
         self._ledger = ledger
@@ -45,12 +51,15 @@ class LookAhead:
         self._recipes = recipes
         self._pool = pool
         self._takes_work = takes_work
+        self._is_full = is_full
         self._claimed = claimed
         pool_holds = node.runtimes.pool.max_idle
         self._most = max(pool_holds, node.capacity) if pool_holds else 0
         """How far it looks: what it could take if all that it has ended now. 0: not at all."""
         self._tasks: OrderedDict[str, Task | None] = OrderedDict()
         """None: one that cannot be read."""
+        self._wishes: OrderedDict[str, tuple[Wish | None, float]] = OrderedDict()
+        """By task: and until when."""
 
     async def step(self) -> None:
         """Raises `LedgerUnavailable`."""
@@ -58,7 +67,7 @@ class LookAhead:
         if not self._most or not self._takes_work():
             return
         tasks = self._claimed()[: self._most]
-        if (more := self._most - len(tasks)) > 0:
+        if self._is_full() and (more := self._most - len(tasks)) > 0:
             rollout_ids = await self._ledger.do(self._ledger.calls.look(self._place, more))
             tasks += await self._tasks_of([split_rollout_id(rollout_id)[0] for rollout_id in rollout_ids])
         wishes = [wish for task in tasks if (wish := await self._wish(task)) is not None]
@@ -83,6 +92,17 @@ class LookAhead:
 
     async def _wish(self, task: Task) -> Wish | None:
         """None where the task cannot be run: that is said when its turn comes."""
+        now = asyncio.get_running_loop().time()
+        wish, until = self._wishes.get(task.task_id, (None, now))
+        if until <= now:
+            wish = await self._looked_at(task)
+            self._wishes[task.task_id] = (wish, now + _WISH_S)
+        self._wishes.move_to_end(task.task_id)
+        while len(self._wishes) > _SEEN:
+            self._wishes.popitem(last=False)
+        return wish
+
+    async def _looked_at(self, task: Task) -> Wish | None:
         task = with_runtime(task, self._node)
         try:
             harness = create_harness(task.agent, self._allowed)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from polarq.contracts.node import PoolMetrics
 from polarq.contracts.sandbox import ScrubbedHistory
-from polarq.errors import PolarqError, RuntimeFault
+from polarq.errors import CannotBeKept, PolarqError, RuntimeFault
 from polarq.ledger import Claim
 from polarq_worker.outcomes import OF_OTHERS
 from polarq_worker.runtimes.base import Runtime
@@ -124,15 +124,20 @@ class WarmPool:
                 self._snapshots.release(member.lease)
 
     async def give_back(self, runtime: Runtime, *, used: bool) -> bool:
-        """Lets the next rollout of its recipe have it; False: there is no place for it, and it has to be stopped."""
+        """Lets the next rollout of its recipe have it; False: there is no place for it, and it has to be stopped. Where
+        this raises, that is done."""
         member = self._members.get(runtime.runtime_id)
         if member is None or self._closed or not self._has_room(member.recipe, {}):
             return False
-        if used:
-            member.used = True
-            runtime.exec_times = ExecTimes()
-            await asyncio.to_thread(_empty, runtime.host_log_dir)
-        await self._maker.note(runtime, None)
+        try:
+            if used:
+                member.used = True
+                runtime.exec_times = ExecTimes()
+                await asyncio.to_thread(_empty, runtime.host_log_dir)
+            await self._maker.note(runtime, None)
+        except BaseException:
+            self._end(member)
+            raise
         self._put(member)
         return True
 
@@ -156,7 +161,7 @@ class WarmPool:
                 continue
             if self.making >= self._settings.max_starting:
                 break
-            if self._starts_from_snapshot(recipe) and not self._snapshots.has(recipe):
+            if self._snapshots.can_keep(recipe) and not self._snapshots.has(recipe):
                 if recipe.key not in self._keeping:
                     self._keep(wish)
                     begun += 1
@@ -290,11 +295,14 @@ class WarmPool:
         return member
 
     async def _made_now(self, recipe: Recipe, name: str, claim: Claim | None, budget_s: float, begun: Begun) -> Member:
-        if not self._starts_from_snapshot(recipe):
+        if not self._snapshots.can_keep(recipe):
             return await self._prepared(recipe, name, claim, budget_s, begun)
         again = True
         while True:
-            lease = await self._snapshots.lease(recipe, budget_s)
+            try:
+                lease = await self._snapshots.lease(recipe, budget_s)
+            except CannotBeKept:
+                return await self._prepared(recipe, name, claim, budget_s, begun)
             try:
                 return await self._started(recipe, name, claim, lease, begun)
             except RuntimeFault:
@@ -327,9 +335,6 @@ class WarmPool:
         await self._maker.start(runtime, claim, snapshot=lease.reference, online=recipe.online)
         return member
 
-    def _starts_from_snapshot(self, recipe: Recipe) -> bool:
-        return recipe.has_work and recipe.runtime.takes_snapshots(self._maker.host)
-
     # --- making ahead
 
     def _keep(self, wish: Wish) -> None:
@@ -340,6 +345,8 @@ class WarmPool:
     async def _make_snapshot(self, wish: Wish) -> None:
         try:
             self._snapshots.release(await self._snapshots.lease(wish.recipe, wish.budget_s))
+        except CannotBeKept:
+            pass  # It is known now, and said.
         except OF_OTHERS as exc:
             self._failed(wish.recipe, exc)
 

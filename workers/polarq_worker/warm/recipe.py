@@ -20,8 +20,8 @@ from polarq.contracts.task import Task
 from polarq.errors import InvalidTask
 from polarq.topology import Node, Topology
 from polarq_worker.harnesses.base import Harness
-from polarq_worker.harnesses.environment import WayOut
 from polarq_worker.network.policy import enforced
+from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes.base import Host, Runtime
 from polarq_worker.runtimes.create import usable_class
 from polarq_worker.warm.finish import FinishStep, finish_steps

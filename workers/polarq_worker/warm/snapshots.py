@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from polarq.contracts.base import Contract
 from polarq.contracts.sandbox import ScrubbedHistory
-from polarq.errors import RuntimeFault
+from polarq.errors import CannotBeKept, RuntimeFault
 from polarq_worker.runtimes.base import Runtime, Snapshot
 from polarq_worker.stages.prepare import PrepareFailed
 from polarq_worker.warm.making import Maker
@@ -27,6 +27,7 @@ from polarq_worker.warm.recipe import Recipe, Recipes
 log = logging.getLogger("polarq.worker.warm")
 
 _MB = 1_000_000
+_REMEMBERED = 10_000
 
 
 class RecipeChanged(RuntimeFault):
@@ -88,6 +89,8 @@ class Snapshots:
         self._recipes = recipes
         self._logs = logs
         self._flights: dict[str, _Flight] = {}
+        self._unkept: dict[str, None] = {}
+        """Recipes of which none can be kept."""
         self._listing = asyncio.Lock()
         self._dropping = asyncio.Lock()
         self._dropping_tasks: set[asyncio.Task[None]] = set()
@@ -103,10 +106,14 @@ class Snapshots:
         """Whether it is known to be there: cheap, for choices that may be wrong."""
         return recipe.key in self.kept
 
+    def can_keep(self, recipe: Recipe) -> bool:
+        """Whether there is any use in asking for one."""
+        return recipe.has_work and recipe.key not in self._unkept and recipe.runtime.takes_snapshots(self._maker.host)
+
     async def lease(self, recipe: Recipe, budget_s: float) -> Lease:
         """Makes it where there is none, in at most `budget_s` seconds. However many ask for one, it is made once, and
-        who waited shares its fate. Raises `PrepareFailed`, `RecipeChanged`, `RuntimeFault`, `UnknownPlugin`,
-        `InvalidTask`."""
+        who waited shares its fate. Raises `PrepareFailed`, `RecipeChanged`, `CannotBeKept`, `RuntimeFault`,
+        `UnknownPlugin`, `InvalidTask`."""
         await self._list(recipe.runtime)
         while True:
             if (kept := self.kept.get(recipe.key)) is not None:
@@ -175,8 +182,16 @@ class Snapshots:
             history = await maker.carry_out(recipe, runtime, budget_s)
             if (await self._recipes.again(recipe)).key != recipe.key:
                 raise RecipeChanged("files that prepare uploads were changed while it did so")
+            async with self._dropping:
+                pass  # One of the same name that is just being dropped goes first, with its note.
             await asyncio.to_thread(self._write_note, recipe.key, Note(history=history))
             snapshot = await runtime.snapshot(recipe.key)
+        except CannotBeKept as exc:
+            log.info("recipe %s is prepared for each rollout: %s", recipe.key, exc)
+            self._unkept[recipe.key] = None
+            while len(self._unkept) > _REMEMBERED:
+                del self._unkept[next(iter(self._unkept))]
+            raise
         except asyncio.CancelledError:
             # It may have come to be nevertheless.
             self.counts.listed.discard(recipe.runtime)

@@ -10,6 +10,7 @@ import os
 import stat
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 
 _READ_BYTES = 1 << 20
@@ -32,37 +33,39 @@ class Uploads:
 
     def digest(self, source: Path) -> str:
         """Of a file or folder. What is not there or cannot be read has a digest too: preparing says what ails it."""
-        whole = hashlib.sha256()
-        path = Path(os.path.realpath(source))
+        said: list[bytes] = []
         try:
-            self._entry(whole, path, "", path.stat())
+            for name, mode, what in self._entries(Path(os.path.realpath(source))):
+                said.append(b"%s\0%o %s\n" % (os.fsencode(name), mode, what))
         except OSError as exc:
-            whole.update(f"!{exc.errno}\n".encode())
-        return whole.hexdigest()
+            said.append(f"!{exc.errno}\n".encode())
+        return hashlib.sha256(b"".join(said)).hexdigest()
 
-    def _entry(self, whole: hashlib._Hash, path: Path, name: str, info: os.stat_result) -> None:
-        kind, bits = stat.S_IFMT(info.st_mode), stat.S_IMODE(info.st_mode)
-        whole.update(os.fsencode(name) + f"\0{kind:o} {bits:o} ".encode())
-        if stat.S_ISREG(info.st_mode):
-            whole.update(self._content(path, info).encode())
-        elif stat.S_ISLNK(info.st_mode):
-            whole.update(os.fsencode(path.readlink()))
-        whole.update(b"\n")
-        if stat.S_ISDIR(info.st_mode):
-            with os.scandir(path) as found:
-                entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
-            for entry in entries:
-                self._entry(whole, Path(entry.path), f"{name}/{entry.name}", entry.stat(follow_symlinks=False))
-            whole.update(b"/\n")
+    def _entries(self, root: Path) -> Iterator[tuple[str, int, bytes]]:
+        """(name below the root, mode, digest or target): thousands of them each time, so no `Path` before one is
+        read."""
+        left = [(str(root), "", root.stat())]
+        while left:
+            path, name, info = left.pop()
+            what = b""
+            if stat.S_ISREG(info.st_mode):
+                what = self._content(path, info).encode()
+            elif stat.S_ISLNK(info.st_mode):
+                what = os.fsencode(Path(path).readlink())
+            yield name, info.st_mode, what
+            if stat.S_ISDIR(info.st_mode):
+                with os.scandir(path) as found:
+                    below = sorted(found, key=lambda entry: entry.name, reverse=True)
+                left += [(entry.path, f"{name}/{entry.name}", entry.stat(follow_symlinks=False)) for entry in below]
 
-    def _content(self, path: Path, info: os.stat_result) -> str:
+    def _content(self, path: str, info: os.stat_result) -> str:
         known = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
         if (digest := self._digests.get(known)) is not None:
             self._digests.move_to_end(known)
             return digest
         self.files_read += 1
         whole = hashlib.sha256()
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             while part := file.read(_READ_BYTES):
                 whole.update(part)
         if time.time() - max(info.st_mtime, info.st_ctime) > self._settled_s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ class Commands:
             capture.close()
         self._captures.clear()
 
+    def expect_kill(self) -> None:
+        """What runs now is about to be killed from elsewhere: that is how it ends, and no loss."""
+        for command in self._running:
+            command.killed = True
+
     async def run(self, order: Order, timeout_s: float) -> ExecResult:
         """Raises `WardenLost`, or a cancellation once the command is dead; otherwise says how it ended."""
         begun = time.monotonic()
@@ -76,6 +82,11 @@ class Commands:
             message = await self._kill(running)
         except CouldNotStart as exc:
             kind, message = ExecKind.COULD_NOT_START, could_not_start(exc, order.argv[0], order.cwd)
+        except WardenLost:
+            if running is None or not running.killed:
+                self._forget(outputs)
+                raise
+            code = -signal.SIGKILL
         except OSError as exc:
             kind, message = ExecKind.COULD_NOT_START, cannot("the command could not be brought in", exc)
         except BaseException:
@@ -148,6 +159,3 @@ class Commands:
         )
         self._captures.difference_update([capture for capture in outputs if capture.finished.is_set()])
         return result
-
-
-__all__ = ["Commands", "Order", "WardenLost"]

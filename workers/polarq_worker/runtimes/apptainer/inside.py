@@ -1,4 +1,4 @@
-# ruff: noqa: PTH116, PTH123
+# ruff: noqa: PTH110, PTH116, PTH123
 """The process that goes into an instance and becomes its warden. A program of its own.
 
     inside.py CONTROL_FD PID    PID: the instance's first process
@@ -31,6 +31,11 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 CAPABILITY_VERSION_3 = 0x20080522
+CAP_SYS_ADMIN = 21
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC = 32, 4096, 16384
+READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/sys")
+HIDDEN = ("/proc/kcore", "/proc/keys", "/proc/timer_list")
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -45,6 +50,8 @@ def main(control_fd: int, pid: int) -> None:
     join_cgroups(pid)
     held = capabilities_of(pid)
     enter(pid)
+    if os.geteuid() == 0 and own_capabilities() >> CAP_SYS_ADMIN & 1:
+        shield()
     # Only a child is in the process namespace that was joined.
     if os.fork():
         os._exit(0)
@@ -72,6 +79,24 @@ def enter(pid: int) -> None:
     os.chroot(".")
     os.chdir("/")
     os.close(root)
+
+
+def shield() -> None:
+    """Makes read-only what root may write of the kernel without any capability, and what would reach the machine."""
+    quiet = MS_NOSUID | MS_NODEV | MS_NOEXEC
+    for path in READ_ONLY:
+        if os.path.exists(path):
+            _mount(path, path, MS_BIND | MS_REC)
+            _mount(path, path, MS_BIND | MS_REMOUNT | MS_RDONLY | quiet)
+    for path in HIDDEN:
+        if os.path.exists(path):
+            _mount("/dev/null", path, MS_BIND)
+
+
+def _mount(source: str, target: str, flags: int) -> None:
+    if LIBC.mount(source.encode(), target.encode(), None, flags, None) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mount on {target}: {os.strerror(number)}")
 
 
 def _namespace(pid: str, kind: str) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import os
 import secrets
 import select
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -132,6 +133,51 @@ def _wait(handle: int) -> None:
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     poll.poll(STOP_S * 1000)
+
+
+def kill_within(pid: int, spared: set[int]) -> bool:
+    """Kills all in the process namespace of an instance but its first process and `spared`, until nothing of it is left
+    (blocks); whether it came to that."""
+    deadline = time.monotonic() + STOP_S
+    clean = 0
+    while clean < 2 and time.monotonic() < deadline:
+        found = _others(pid, spared)
+        clean = 0 if found else clean + 1
+        # All stand still before any dies, so that none is born meanwhile.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in found:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(process, number)
+        for process in found:
+            os.close(process)
+    return clean == 2
+
+
+def _others(pid: int, spared: set[int]) -> list[int]:
+    """Open handles of the processes, zombies left out."""
+    found = []
+    try:
+        namespace = Path(f"/proc/{pid}/ns/pid").readlink()
+    except OSError:
+        return []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal() or int(folder.name) in {pid, *spared}:
+            continue
+        try:
+            handle = os.pidfd_open(int(folder.name))
+        except OSError:
+            continue
+        try:
+            # Read after it was opened: the handle means this process, whoever has its number later.
+            inside = (folder / "ns/pid").readlink() == namespace
+            zombie = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            inside, zombie = False, True
+        if inside and not zombie:
+            found.append(handle)
+        else:
+            os.close(handle)
+    return found
 
 
 def forget(store: Path, note: Note, path: Path) -> None:

@@ -26,12 +26,13 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault, SandboxLost
+from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes import confined
 from polarq_worker.runtimes.apptainer import wishes
 from polarq_worker.runtimes.apptainer.commands import Commands, Order
 from polarq_worker.runtimes.apptainer.files import InsideFiles
 from polarq_worker.runtimes.apptainer.images import bring
-from polarq_worker.runtimes.apptainer.instance import Instance, Note, name_of, stop_noted
+from polarq_worker.runtimes.apptainer.instance import Instance, Note, kill_within, name_of, stop_noted
 from polarq_worker.runtimes.apptainer.layers import Layers
 from polarq_worker.runtimes.apptainer.limits import out_of_memory_kills
 from polarq_worker.runtimes.apptainer.program import Program, find
@@ -145,7 +146,8 @@ class ApptainerRuntime(Runtime):
         self._instance = instance = Instance(program, note, Path(self.handle), self.root / "run")
         chosen = wishes.options(self.spec, online=online, overlay=self.root / "overlay", layers=self._layers)
         await instance.start(image.path, chosen)
-        self._environment = await self._image_environment(program, image.path)
+        of_image = await self._image_environment(program, image.path)
+        self._environment = WayOut(cut_off=not online).stripped(of_image)
         try:
             self._files = await in_thread(InsideFiles, instance.pid)
             inside = Walls([sys.executable, "-E", "-s", "-S", str(INSIDE), "CONTROL", str(instance.pid)])
@@ -189,6 +191,12 @@ class ApptainerRuntime(Runtime):
             raise SandboxLost(f"no door of it can be opened: {self._lost}") from None
         except OSError as exc:
             raise RuntimeFault(cannot(f"port {port} of the sandbox's own network cannot be listened on", exc)) from exc
+
+    async def end_background(self) -> bool:
+        if self._lost or self._instance is None or self._tree is None or self._commands is None:
+            return False
+        self._commands.expect_kill()
+        return await uninterrupted(in_thread(kill_within, self._instance.pid, {self._tree.warden_pid}))
 
     async def stop(self) -> None:
         self._lost = self._lost or "it was stopped"

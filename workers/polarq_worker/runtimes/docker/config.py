@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from pathlib import PurePosixPath
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from polarq.contracts.specs import RuntimeSpec
+from polarq_worker.network.way_out import PROXY_VARIABLES
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.docker.shell import MAIN
 
@@ -24,6 +26,7 @@ IMAGE = "polarq.image"
 CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID"]
 """What package managers, `su` and servers on low ports need as root. Not Docker's other ones: raw sockets, device
 files, file capabilities, chroot, audit."""
+SOCKETS = "/run/polarq"
 KWARGS = {"volumes", "shm_mb"}
 ATTEMPT = re.compile(r"^(?P<rollout>.+)-\d+-[a-z]+$")
 
@@ -74,6 +77,11 @@ def own(host: Host) -> dict[str, str]:
     return {NODE: host.node_id, PLACE: place(host)}
 
 
+def is_own(labels: Mapping[str, str] | None, host: Host) -> bool:
+    """Looked at once more: Podman's filters let pass what has any of the labels."""
+    return labels is not None and own(host).items() <= labels.items()
+
+
 def labels(runtime_id: str, host: Host, image_id: str) -> dict[str, str]:
     found = ATTEMPT.match(runtime_id)
     rollout = {ROLLOUT: found["rollout"]} if found else {ROLLOUT: ""}
@@ -83,9 +91,17 @@ def labels(runtime_id: str, host: Host, image_id: str) -> dict[str, str]:
 
 
 def container(
-    spec: RuntimeSpec, host: Host, *, runtime_id: str, image: str, image_id: str, online: bool
+    spec: RuntimeSpec,
+    host: Host,
+    *,
+    runtime_id: str,
+    image: str,
+    image_id: str,
+    online: bool,
+    sockets: Path | None = None,
 ) -> dict[str, Any]:
-    """The body of the daemon's `create`. `image` is what it starts from, `image_id` what its recipe began with."""
+    """The body of the daemon's `create`. `image` is what it starts from, `image_id` what its recipe began with;
+    `sockets` is a folder that it sees as `SOCKETS`."""
     settings = host.settings.docker
     network = (spec.network or "bridge") if online else "none"
     config: dict[str, Any] = {
@@ -109,7 +125,12 @@ def container(
             "ShmSize": spec.kwargs.get("shm_mb", 64) << 20,
         },
     }
+    if not online:
+        # A name without a value takes away what the image says: nothing offline reaches a proxy of its.
+        config["Env"] = list(PROXY_VARIABLES)
     limits = config["HostConfig"]
+    if sockets is not None:
+        limits["Mounts"] = [{"Type": "bind", "Source": str(sockets), "Target": SOCKETS, "ReadOnly": True}]
     if spec.cpus is not None:
         limits["NanoCpus"] = max(int(spec.cpus * 1e9), 10_000_000)
     if spec.memory_mb is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 from aiodocker import Docker, DockerError
 
+from polarq.docker_daemon import daemon_address
 from polarq.errors import BackendAway, DiskFull, RuntimeFault
 from polarq_worker.runtimes.base import Host
 
@@ -31,24 +32,9 @@ class Refusal(RuntimeFault):
 
 def address(host: Host) -> str:
     """The daemon's: the topology's, DOCKER_HOST, or the first of the usual sockets. Raises `BackendAway`."""
-    named = host.settings.docker.url or os.environ.get("DOCKER_HOST", "")
-    if named:
-        return named
-    for path in usual_sockets():
-        if path.is_socket():
-            return f"unix://{path}"
+    if url := daemon_address(host.settings.docker.url):
+        return url
     raise BackendAway("no Docker daemon is found on this node; start one, or set runtimes.docker.url of the node")
-
-
-def usual_sockets() -> list[Path]:
-    """Docker's, rootless Docker's, Podman's, rootless Podman's."""
-    own = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
-    return [
-        Path("/var/run/docker.sock"),
-        own / "docker.sock",
-        Path("/run/podman/podman.sock"),
-        own / "podman/podman.sock",
-    ]
 
 
 def connect(host: Host) -> Docker:

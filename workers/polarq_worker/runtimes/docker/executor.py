@@ -21,6 +21,7 @@ from polarq_worker.runtimes.docker import shell
 from polarq_worker.runtimes.docker.archive import Archive
 from polarq_worker.runtimes.docker.commands import Command, Ending, said
 from polarq_worker.runtimes.docker.daemon import asking
+from polarq_worker.runtimes.docker.outcome import Outcome, refusal, result_of
 from polarq_worker.runtimes.docker.pack import END, Owner, Packer
 from polarq_worker.runtimes.docker.printed import Printed
 from polarq_worker.runtimes.processes import uninterrupted
@@ -94,7 +95,7 @@ class Executor:
         if kind is ExecKind.EXITED:
             program = command[0] if not isinstance(command, str) and command else "bash"
             result = await self._outcome(running, ending, program, cwd, user)
-        return _result(result, running, time.monotonic() - begun)
+        return result_of(result, running, time.monotonic() - begun)
 
     async def why_lost(self) -> str:
         """Looks whether the container still runs; blank: it does."""
@@ -144,7 +145,7 @@ class Executor:
         script = command.encode("utf-8", "surrogateescape") if isinstance(command, str) else None
         argv = [] if isinstance(command, str) else list(command)
         by_file = script is not None and (len(script) > IN_ENVIRONMENT or not _is_text(script))
-        sent = dict(env)
+        sent = {**env, shell.SHELL: shell.RUN}
         if script is not None and not by_file:
             sent[shell.SCRIPT] = script.decode()
         files = {"sh": script if by_file else None, "in": stdin or None}
@@ -177,7 +178,7 @@ class Executor:
                 why = f"'{program}' is there and cannot be executed"
             return Outcome(ExecKind.COULD_NOT_START, message="; ".join([why, *notes]), silent=True)
         if ending.how == "N":
-            return Outcome(ExecKind.COULD_NOT_START, message=_refusals(ending.why, cwd, user), silent=True)
+            return Outcome(ExecKind.COULD_NOT_START, message=refusal(ending.why, cwd, user), silent=True)
         return await self._without_a_word(running)
 
     async def _without_a_word(self, running: Command) -> Outcome:
@@ -246,9 +247,8 @@ class Executor:
             try:
                 if room:
                     await self._update(self._max_processes + room)
-                words = await said(
-                    self._docker, self._container, ["/bin/sh", "-c", shell.KILL, "polarq", running.pid], KILL_S
-                )
+                killing = shell.kill(running.pid, running.token)
+                words = await said(self._docker, self._container, killing, KILL_S)
             except RuntimeFault:
                 if await self.why_lost():
                     return ""
@@ -284,55 +284,6 @@ class Executor:
             self._commands.discard(running)
         else:
             running.reading.add_done_callback(lambda _: self._commands.discard(running))
-
-
-class Outcome:
-    """Of a command, without what it printed. `silent`: nothing of what is on its streams was its own."""
-
-    def __init__(
-        self,
-        kind: ExecKind,
-        *,
-        exit_code: int | None = None,
-        signal: int | None = None,
-        message: str = "",
-        out_of_memory: bool = False,
-        silent: bool = False,
-    ) -> None:
-        self.kind = kind
-        self.exit_code = exit_code
-        self.signal = signal
-        self.message = message
-        self.out_of_memory = out_of_memory
-        self.silent = silent
-
-
-def _result(outcome: Outcome, running: Command, duration_s: float) -> ExecResult:
-    out, err = running.out, running.err
-    stdout, stderr = out.value(), err.value()
-    loud = not outcome.silent
-    return ExecResult(
-        outcome.kind,
-        exit_code=outcome.exit_code,
-        signal=outcome.signal,
-        duration_s=duration_s,
-        stdout=stdout if loud else b"",
-        stderr=stderr if loud else b"",
-        stdout_bytes=out.total if loud else 0,
-        stderr_bytes=err.total if loud else 0,
-        truncated=loud and (out.truncated or err.truncated),
-        message="; ".join(text for text in (outcome.message, out.log_error, err.log_error) if text),
-        out_of_memory=outcome.out_of_memory,
-    )
-
-
-def _refusals(why: str, cwd: str, user: str) -> str:
-    return {
-        "folder": f"there is no folder '{cwd}' to run in",
-        "closed": f"user '{user or 'root'}' may not enter the folder '{cwd}'",
-        "script": "the script cannot be written in the sandbox; is its disk full?",
-        "shell": "the image has no bash, and its sh has no pipefail; give an argv, or install bash",
-    }.get(why, why)
 
 
 def _is_text(script: bytes) -> bool:

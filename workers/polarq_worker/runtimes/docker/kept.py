@@ -46,9 +46,9 @@ async def all_of(host: Host) -> list[Snapshot]:
         async with asking("list snapshots"):
             images = await docker.images.list(filters=_ours(host))
         for image in images:
-            tags = [tag for tag in image.get("RepoTags") or [] if tag.startswith(f"{REPOSITORY}:")]
+            tags = _names(image)
             name = (image.get("Labels") or {}).get(config.SNAPSHOT)
-            if tags and name:
+            if tags and name and config.is_own(image.get("Labels"), host):
                 found.append(Snapshot(name, tags[0], await _size(docker, tags[0])))
     return sorted(found, key=lambda snapshot: snapshot.name)
 
@@ -56,7 +56,11 @@ async def all_of(host: Host) -> list[Snapshot]:
 async def drop(host: Host, reference: str) -> None:
     """Whoever runs from it keeps it, without a name, until `clean`."""
     async with connected(host) as docker:
-        await _removed(docker, reference, force=True)
+        if await _is_podman(docker):
+            # It would remove whoever runs from it too.
+            await _untagged(docker, reference)
+        else:
+            await _removed(docker, reference, force=True)
         await clean(docker, host)
 
 
@@ -67,7 +71,27 @@ async def clean(docker: Docker, host: Host) -> None:
     async with asking("list snapshots"):
         images = await docker.images.list(filters=_ours(host, dangling=["true"]))
     for image in images:
-        await _removed(docker, image["Id"], force=False)
+        if config.is_own(image.get("Labels"), host) and config.SNAPSHOT in image["Labels"] and not _names(image):
+            await _removed(docker, image["Id"], force=False)
+
+
+def _names(image: dict[str, Any]) -> list[str]:
+    """Its tags of ours. Podman puts a registry's name before each."""
+    tags = [tag.rpartition("/")[2] for tag in image.get("RepoTags") or []]
+    return [tag for tag in tags if tag.startswith(f"{REPOSITORY}:")]
+
+
+async def _is_podman(docker: Docker) -> bool:
+    async with asking("look at the daemon"):
+        parts = (await docker.version()).get("Components") or []
+    return any("Podman" in part.get("Name", "") for part in parts)
+
+
+async def _untagged(docker: Docker, reference: str) -> None:
+    url = f"{docker.docker_host}/v4.0.0/libpod/images/{reference}/untag"
+    async with asking(f"remove {reference}"), docker.session.post(url) as answer:
+        if answer.status not in {201, 404}:
+            raise DockerError(answer.status, await answer.text())
 
 
 async def _removed(docker: Docker, reference: str, *, force: bool) -> None:

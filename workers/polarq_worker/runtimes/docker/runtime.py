@@ -14,6 +14,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from aiodocker import Docker
@@ -22,14 +23,17 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import ImageMissing, RuntimeFault, SandboxLost
+from polarq_worker.network.forwarder import forwarded_door
+from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout, Snapshot
 from polarq_worker.runtimes.confined import parts_of
-from polarq_worker.runtimes.docker import config, doors, images, kept, shell
+from polarq_worker.runtimes.docker import config, doors, images, kept
 from polarq_worker.runtimes.docker.archive import Archive, in_thread
 from polarq_worker.runtimes.docker.commands import said
 from polarq_worker.runtimes.docker.daemon import Refusal, address, asking, connect, connected
 from polarq_worker.runtimes.docker.executor import Executor
-from polarq_worker.runtimes.docker.pack import END, Owner, Packer, parents_of
+from polarq_worker.runtimes.docker.folders import session_folders, whole_folder
+from polarq_worker.runtimes.docker.pack import Owner, Packer, parents_of
 from polarq_worker.runtimes.docker.remove import removed
 from polarq_worker.runtimes.docker.unpack import Unpacker
 from polarq_worker.runtimes.docker.users import owner_of
@@ -39,8 +43,6 @@ from polarq_worker.runtimes.processes import uninterrupted
 from polarq_worker.runtimes.texts import cannot
 
 START_S = 600.0
-MAX_LEFT_OUT = 32
-"""Files of a folder that are too large to be read past; behind so many the rest is not looked for."""
 
 
 class DockerRuntime(Runtime):
@@ -119,7 +121,7 @@ class DockerRuntime(Runtime):
                 found = await docker.containers.list(all=True, filters=json.dumps({"label": labels}))
             for container in found:
                 runtime_id = container["Labels"].get(config.RUNTIME, "")
-                if runtime_id not in keep:
+                if runtime_id not in keep and config.is_own(container["Labels"], host):
                     await removed(docker, container.id)
                     swept.append(runtime_id)
             await kept.clean(docker, host)
@@ -149,7 +151,7 @@ class DockerRuntime(Runtime):
             described, image, self._from_snapshot = found, snapshot, True
             self._image_id = (described["Config"].get("Labels") or {}).get(config.IMAGE, "")
         of_image = described.get("Config") or {}
-        self._environment = config.environment(of_image.get("Env") or [])
+        self._environment = WayOut(cut_off=not online).stripped(config.environment(of_image.get("Env") or []))
         self._user = self.spec.user or of_image.get("User") or ""
         self._asked_for = True
         # The daemon goes on with what it was asked for, whoever has gone meanwhile: its answer is waited for.
@@ -177,6 +179,8 @@ class DockerRuntime(Runtime):
         docker = self._there("open a door")
         if why := doors.obstacle(self.host):
             raise RuntimeFault(f"no door into a sandbox's network can be made: {why}")
+        if not doors.can_enter():
+            return await forwarded_door(self, self._sockets, config.SOCKETS, port, user="0")
         async with asking("open a door"):
             described = await docker.containers.container(self._container).show()
         return await doors.opened(int(described["State"]["Pid"]), str(described["Id"]), port)
@@ -218,17 +222,17 @@ class DockerRuntime(Runtime):
 
     async def put_file(self, source: Path, target: str) -> None:
         name, packer = self._target(target)
-        await self._put(f"upload to {target}", packer.file(name, source))
+        await self._put(f"upload to {target}", name, packer.file(name, source))
 
     async def put_dir(self, source: Path, target: str) -> None:
         name, packer = self._target(target)
         if f"/{name}" in {SESSION_DIR, str(PurePosixPath(SESSION_DIR).parent)}:
             raise RuntimeFault("the sandbox's own folder cannot be replaced; upload into a folder below it")
-        await self._put(f"upload to {target}", packer.folder(name, source), replace_folders=True)
+        await self._put(f"upload to {target}", name, packer.folder(name, source), folder=True)
 
     async def put_bytes(self, data: bytes, target: str, mode: int = 0o644) -> None:
         name, packer = self._target(target)
-        await self._put(f"write {target}", packer.one(name, data, mode))
+        await self._put(f"write {target}", name, packer.one(name, data, mode))
 
     async def get_file(self, source: str, target: Path, max_bytes: int) -> None:
         what = f"fetch {source}"
@@ -238,23 +242,7 @@ class DockerRuntime(Runtime):
         what, top = f"fetch {source}", self._absolute(source)
         archive = self._archive(what)
         unpacker = Unpacker(target, max_bytes, max_files)
-        waiting, left_out = [""], 0
-        while waiting:
-            base = waiting.pop()
-            lies_at = f"{top}/{base}" if base else top
-            try:
-                too_long = await archive.get_folder(what, lies_at, unpacker, base)
-            except Refusal as exc:
-                if not base or exc.status != 404:
-                    raise
-                continue
-            if too_long is not None:
-                left_out += 1
-                if left_out > MAX_LEFT_OUT:
-                    unpacker.fetched.refuse(source, "too many files of it are too large; the rest was not fetched")
-                    break
-                waiting += await self._beside(top, base, too_long, unpacker.seen)
-        return unpacker.fetched
+        return await whole_folder(self._there(what), archive, self._container, what, top, unpacker)
 
     async def stop(self) -> None:
         self._stopped = True
@@ -265,6 +253,15 @@ class DockerRuntime(Runtime):
 
     # --- parts
 
+    @property
+    def _sockets(self) -> Path:
+        return self.root / "sockets"
+
+    @staticmethod
+    def _is_led_out(online: bool) -> bool:
+        """Whether its doors are sockets that are mounted in."""
+        return not online and not doors.can_enter()
+
     async def _begin(self, docker: Docker, image: str, online: bool) -> None:
         """Creates and starts the container."""
         body = config.container(
@@ -274,13 +271,16 @@ class DockerRuntime(Runtime):
             image=image,
             image_id=self._image_id,
             online=online,
+            sockets=self._sockets if self._is_led_out(online) else None,
         )
         try:
             async with asking("create the sandbox", START_S):
                 container = await docker.containers.create(body, name=self._container)
             self._owner = await owner_of(Archive(docker, self._container), self._user)
             if not self._from_snapshot:
-                await Archive(docker, self._container).put("make the session's folders", self._folders())
+                await Archive(docker, self._container).put(
+                    "make the session's folders", session_folders(self.layout, self.workdir, self._owner)
+                )
             async with asking("start the sandbox", START_S):
                 await container.start()
         except Refusal as exc:
@@ -298,36 +298,18 @@ class DockerRuntime(Runtime):
         lines = [line for is_asked, line in asked if is_asked]
         return f" ({'; '.join(lines)})" if lines else ""
 
-    def _folders(self) -> Iterator[bytes]:
-        layout, top = self.layout, Packer()
-        yield from top.under("polar").folders()
-        yield top.folder_entry(shell.RUN_DIR.lstrip("/"), 0o1777)
-        below = [layout.session_dir, layout.artifacts_dir, layout.logs_dir, layout.agent_log_dir, layout.eval_log_dir]
-        work = PurePosixPath(self.workdir)
-        names = [*below, *(f"/{parent}" for parent in parents_of(str(work / "x"), SESSION_DIR))]
-        yield from Packer(self._owner).under(*(name.lstrip("/") for name in names)).folders()
-        yield END
-
-    async def _beside(self, top: str, base: str, path: str, seen: set[str]) -> list[str]:
-        """What lies beside `path` and beside the folders above it, down from `base`, and was not met yet."""
-        docker = self._there("list a folder")
-        found = []
-        folder = PurePosixPath(path).parent
-        while True:
-            inner = "" if str(folder) == "." else str(folder)
-            if base and not (inner == base or inner.startswith(f"{base}/")):
-                break
-            script = ["/bin/sh", "-c", shell.NAMES, "polarq", f"{top}/{inner}"]
-            names = (await said(docker, self._container, script)).decode("utf-8", "surrogateescape").split("\0")[:-1]
-            beside = [f"{inner}/{name}" if inner else name for name in names]
-            found += [one for one in beside if one not in seen]
-            if not inner:
-                break
-            folder = folder.parent
-        return found
-
-    async def _put(self, what: str, parts: Iterator[bytes], *, replace_folders: bool = False) -> None:
-        await self._archive(what).put(what, parts, replace_folders=replace_folders)
+    async def _put(self, what: str, name: str, parts: Iterator[bytes], *, folder: bool = False) -> None:
+        archive = self._archive(what)
+        try:
+            await archive.put(what, parts, replace_folders=folder)
+        except Refusal:
+            raise
+        except RuntimeFault:
+            # It broke off in the middle: half of it is worse than nothing.
+            with suppress(RuntimeFault):
+                remove = ["rm", "-rf" if folder else "-f", "--", f"/{name}"]
+                await said(self._there(what), self._container, remove)
+            raise
 
     def _archive(self, what: str) -> Archive:
         return Archive(self._there(what), self._container)
@@ -356,6 +338,7 @@ class DockerRuntime(Runtime):
             self.root.mkdir(mode=0o700, parents=True)
             self._made = True
             self.host_log_dir.mkdir(mode=0o700)
+            self._sockets.mkdir(mode=0o755)
         except FileExistsError:
             raise RuntimeFault(f"{self.root} exists already; a sandbox's folder is never shared") from None
         except OSError as exc:
