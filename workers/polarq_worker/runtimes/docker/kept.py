@@ -119,8 +119,8 @@ async def _size(docker: Docker, reference: str) -> int:
 
 
 def _ours(host: Host, **more: list[str]) -> dict[str, list[str]]:
-    named = [f"{key}={value}" for key, value in config.own(host).items()]
-    return {"label": [*named, config.SNAPSHOT], **more}
+    # One label: of several, Podman understands something else. `is_own` looks at all.
+    return {"label": [f"{config.PLACE}={config.place(host)}"], **more}
 
 
 def _tag(host: Host, name: str) -> str:
