@@ -50,8 +50,8 @@ class Cgroup:
         """Blocks. Raises `OSError`."""
         for folder in self.folders:
             Path(folder).mkdir()
-        for controller, folder in self._of.items():
-            for file, text in self._settings(controller, folder):
+        for controller, place in self._of.items():
+            for file, text in self._settings(controller, place):
                 file.write_text(text)
 
     def take_in(self, pid: int) -> None:
