@@ -38,8 +38,8 @@ from polarq.topology import Topology
 from polarq_worker.patience import Patience
 from polarq_worker.runtimes.base import Runtime
 from polarq_worker.slots import Slots
+from polarq_worker.warm.members import Wish
 from polarq_worker.warm.parts import Warm
-from polarq_worker.warm.pool import Wish
 from polarq_worker.warm.recipe import Recipe
 
 RUN, PREPARE, POST = 32, 8, 16

@@ -106,15 +106,18 @@ class Bench:
         return Start(result.sandbox.origin, timing.prepare_s or 0.0, said - submitted, backend_s)
 
 
-def row(name: str, starts: Sequence[Start]) -> None:
+def row(name: str, starts: Sequence[Start], *, waited: bool = False) -> None:
+    """`waited`: for a slot, of which nothing is polarq's own."""
+
     def middle(values: Sequence[float]) -> str:
         return f"{statistics.median(values) * 1000:.0f}"
 
     origins = ", ".join(sorted({start.origin for start in starts}))
+    own = "-" if waited else middle([one.own_s for one in starts])
     most = max(start.to_harness_s for start in starts) * 1000
     print(
         f"{name:24}{middle([one.prepare_s for one in starts]):>12}{middle([one.to_harness_s for one in starts]):>12}"
-        f"{most:>10.0f}{middle([one.own_s for one in starts]):>12}   {origins}"
+        f"{most:>10.0f}{own:>12}   {origins}"
     )
 
 
@@ -138,7 +141,7 @@ def main() -> int:
     print(f"{'milliseconds':24}{'prepare':>12}{'to harness':>12}{'at most':>10}{'polarq own':>12}   origin")
     row("first of its recipe", first)
     row(f"{len(later)} later ones", later)
-    row(f"{len(batch)} waiting for a slot", batch)
+    row(f"{len(batch)} waiting for a slot", batch, waited=True)
     faster = first[0].prepare_s / statistics.median(start.prepare_s for start in later)
     to_harness_ms = statistics.median(start.to_harness_s for start in later) * 1000
     target = TARGET_MS[options.backend]

@@ -239,12 +239,15 @@ async def test_a_worker_that_is_killed_takes_its_sandboxes_with_it(
     [path] = (tmp_path / "kept/apptainer/instances").glob("*.json")
     note = Note.read(path)
     assert note is not None and is_same(note)
+    cgroups = [Path(folder) for folder in note.cgroups]
     other.kill()
     other.wait()
     await until(lambda: not is_same(note), "the instance ends")
     assert await ApptainerRuntime.sweep(host, ()) == ["other"]
     assert not path.exists()
     assert list((tmp_path / "kept/apptainer/config").rglob(f"{note.name}*")) == []
+    assert cgroups
+    assert not any(folder.exists() for folder in cgroups)
 
 
 @pytest.mark.parametrize("noted", [True, False])

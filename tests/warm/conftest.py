@@ -14,8 +14,8 @@ from polarq.ledger import AsyncLedger, Calls, Keys
 from polarq.topology import Topology
 from polarq_worker.patience import Patience
 from polarq_worker.runtimes.base import Runtime
+from polarq_worker.warm.members import Member, Wish
 from polarq_worker.warm.parts import Warm
-from polarq_worker.warm.pool import Member, Wish
 from polarq_worker.warm.recipe import Recipe
 
 BUDGET_S = 300.0

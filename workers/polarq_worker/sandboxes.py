@@ -22,7 +22,7 @@ from polarq_worker.outcomes import failed
 from polarq_worker.runtimes.base import Runtime
 from polarq_worker.services import Services
 from polarq_worker.spent import counted_in
-from polarq_worker.warm.pool import Member
+from polarq_worker.warm.members import Member
 from polarq_worker.warm.recipe import Recipe, with_runtime
 from polarq_worker.warm.snapshots import RecipeChanged
 

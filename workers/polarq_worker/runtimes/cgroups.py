@@ -48,10 +48,10 @@ class Cgroup:
 
     def make(self) -> None:
         """Blocks. Raises `OSError`."""
-        for named in self.folders:
-            Path(named).mkdir()
-        for controller, folder in self._of.items():
-            for file, text in self._settings(controller, folder):
+        for folder in self.folders:
+            Path(folder).mkdir()
+        for controller, place in self._of.items():
+            for file, text in self._settings(controller, place):
                 file.write_text(text)
 
     def take_in(self, pid: int) -> None:

@@ -15,7 +15,8 @@ from polarq.ledger.waiting import requests_of
 from polarq.topology import Node, Topology
 from polarq_worker.harnesses.create import create_harness
 from polarq_worker.outcomes import OF_OTHERS
-from polarq_worker.warm.pool import WarmPool, Wish
+from polarq_worker.warm.members import Wish
+from polarq_worker.warm.pool import WarmPool
 from polarq_worker.warm.recipe import Recipes, with_runtime
 
 log = logging.getLogger("polarq.worker.warm")

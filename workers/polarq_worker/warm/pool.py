@@ -10,17 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import shutil
 from collections import Counter, deque
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from polarq.contracts.node import PoolMetrics
-from polarq.contracts.sandbox import ScrubbedHistory
 from polarq.errors import CannotBeKept, PolarqError, RuntimeFault
 from polarq.ledger import Claim
 from polarq_worker.outcomes import OF_OTHERS
@@ -29,56 +23,16 @@ from polarq_worker.runtimes.exec_times import ExecTimes
 from polarq_worker.spent import measured
 from polarq_worker.stages.prepare import PrepareFailed
 from polarq_worker.warm.making import Begun, Maker
+from polarq_worker.warm.members import Coming, Handed, Member, Origin, Wish, empty
 from polarq_worker.warm.recipe import Recipe
 from polarq_worker.warm.snapshots import Lease, Snapshots
 
 log = logging.getLogger("polarq.worker.warm")
 
-Origin = Literal["cold", "snapshot", "warm", "reused"]
-
 _REMEMBERED = 1000
 """Recipes of which it is known when they were last asked for."""
 _NOT_AGAIN_S = 60.0
 """So long a recipe that failed is not made ahead. A rollout of it tries at once."""
-
-
-@dataclass(eq=False)
-class Member:
-    """A sandbox and what it was made of."""
-
-    runtime: Runtime
-    recipe: Recipe
-    origin: Origin = "cold"
-    history: Sequence[ScrubbedHistory] = ()
-    lease: Lease | None = None
-    idle_since: float = 0.0
-    used: bool = False
-
-
-@dataclass(eq=False)
-class _Coming:
-    """One that is being made ahead."""
-
-    recipe: Recipe
-    making: asyncio.Task[Member]
-    taken: bool = False
-    landed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What work in sight will ask for."""
-
-    recipe: Recipe
-    budget_s: float
-    """What preparing may take."""
-
-
-@dataclass(slots=True)
-class _Handed:
-    """How often sandboxes were handed out, by where they came from."""
-
-    counts: Counter[Origin] = field(default_factory=Counter)
 
 
 class WarmPool:
@@ -90,13 +44,13 @@ class WarmPool:
         self._settings = maker.host.settings.pool
         self._members: dict[str, Member] = {}
         self._idle: dict[str, deque[Member]] = {}
-        self._coming: dict[str, deque[_Coming]] = {}
+        self._coming: dict[str, deque[Coming]] = {}
         self._keeping: dict[str, asyncio.Task[None]] = {}
         """Snapshots that are made ahead."""
         self._used_at: dict[str, float] = {}
         """By recipe: when a rollout last asked for one."""
         self._failed_at: dict[str, float] = {}
-        self._handed = _Handed()
+        self._handed = Handed()
         self._closed = False
 
     # --- asked by rollouts
@@ -133,7 +87,7 @@ class WarmPool:
             if used:
                 member.used = True
                 runtime.exec_times = ExecTimes()
-                await asyncio.to_thread(_empty, runtime.host_log_dir)
+                await asyncio.to_thread(empty, runtime.host_log_dir)
             await self._maker.note(runtime, None)
         except BaseException:
             self._end(member)
@@ -352,7 +306,7 @@ class WarmPool:
 
     def _begin(self, wish: Wish) -> None:
         making = asyncio.create_task(self._make(wish), name=f"warm {wish.recipe.key}")
-        coming = _Coming(wish.recipe, making)
+        coming = Coming(wish.recipe, making)
         self._coming.setdefault(wish.recipe.key, deque()).append(coming)
         making.add_done_callback(lambda _: self._came(coming))
 
@@ -365,7 +319,7 @@ class WarmPool:
                 self._end(member)
             raise
 
-    def _came(self, coming: _Coming) -> None:
+    def _came(self, coming: Coming) -> None:
         waiting = self._coming[coming.recipe.key]
         waiting.remove(coming)
         if not waiting:
@@ -384,7 +338,7 @@ class WarmPool:
         self._failed_at[recipe.key] = _now()
         log.warning("recipe %s could not be made ahead: %s", recipe.key, problem)
 
-    def _put_if_landed(self, coming: _Coming) -> None:
+    def _put_if_landed(self, coming: Coming) -> None:
         making = coming.making
         if coming.landed and not making.cancelled() and making.exception() is None:
             self._put(making.result())
@@ -430,16 +384,6 @@ class WarmPool:
         ending = self._maker.end(member.runtime)
         if (lease := member.lease) is not None:
             ending.add_done_callback(lambda _: self._snapshots.release(lease))
-
-
-def _empty(folder: Path) -> None:
-    """What it says is its last rollout's."""
-    with os.scandir(folder) if folder.is_dir() else nullcontext(()) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                Path(entry.path).unlink()
 
 
 def _now() -> float:

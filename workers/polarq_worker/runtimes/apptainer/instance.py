@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from polarq.errors import RuntimeFault
+from polarq_worker.runtimes.apptainer.inside import cgroup_folders
 from polarq_worker.runtimes.apptainer.program import Call, Program, complaint
 from polarq_worker.runtimes.folder import remove_tree
 from polarq_worker.runtimes.texts import cannot
@@ -46,6 +47,8 @@ class Note:
     pid: int = 0
     started: str = ""
     """Start time of its first process, in clock ticks of the kernel; tells it from a later one with its number."""
+    cgroups: tuple[str, ...] = ()
+    """Folders that the program made for this instance alone."""
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,8 +59,9 @@ class Note:
     @classmethod
     def read(cls, path: Path) -> Note | None:
         try:
-            return cls(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
+            known = json.loads(path.read_text())
+            return cls(**{**known, "cgroups": tuple(known.get("cgroups", ()))})
+        except (OSError, ValueError, TypeError, AttributeError):
             return None
 
 
@@ -86,9 +90,10 @@ class Instance:
         try:
             self.pid = int(pid_file.read_text())
             started = start_time(self.pid)
+            cgroups = await asyncio.to_thread(_own_cgroups, self.pid)
         except (OSError, ValueError) as exc:
             raise RuntimeFault(f"the instance ended at once: {said.why}") from exc
-        self._note = replace(self._note, pid=self.pid, started=started)
+        self._note = replace(self._note, pid=self.pid, started=started, cgroups=cgroups)
         await asyncio.to_thread(self._note.write, self._path)
 
     @property
@@ -106,6 +111,12 @@ class Instance:
 def start_time(pid: int) -> str:
     """Field 22 of /proc/PID/stat (proc(5)). Raises `OSError`."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def _own_cgroups(pid: int) -> tuple[str, ...]:
+    """Those named after the instance's process; a session of systemd clears up its own."""
+    lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines()
+    return tuple(folder for folder in cgroup_folders(lines) if folder.endswith(f"/{pid}"))
 
 
 def is_same(note: Note) -> bool:
@@ -188,6 +199,10 @@ def forget(store: Path, note: Note, path: Path) -> None:
                 remove_tree(found)
             else:
                 found.unlink(missing_ok=True)
+        for folder in note.cgroups:
+            # The program removes them only where it set limits.
+            with contextlib.suppress(OSError):
+                Path(folder).rmdir()
         path.unlink(missing_ok=True)
     except OSError as exc:
         raise RuntimeFault(cannot("what is noted of the instance cannot be removed", exc)) from exc

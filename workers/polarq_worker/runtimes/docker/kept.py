@@ -15,6 +15,7 @@ from polarq_worker.runtimes.docker.daemon import asking, connected
 
 REPOSITORY = "polarq-snapshot"
 COMMIT_S = 3600.0
+PLAIN = re.compile(r"[A-Za-z0-9_.-]+$")
 _committing: set[str] = set()
 """Containers of this process whose image may exist and have no name yet."""
 
@@ -22,6 +23,8 @@ _committing: set[str] = set()
 async def take(docker: Docker, host: Host, container: str, name: str, *, user: str, image_id: str) -> Snapshot:
     """Raises `RuntimeFault`, above all for an image with volumes: no image keeps what is in them."""
     what = f"snapshot {name}"
+    if not PLAIN.match(name):
+        raise RuntimeFault(f"{what}: a name of letters, digits, '.', '_' and '-' is needed")
     async with asking(what, COMMIT_S):
         described = await docker.containers.container(container).show()
         volumes = sorted((described["Config"].get("Volumes") or {}).keys())
@@ -32,7 +35,11 @@ async def take(docker: Docker, host: Host, container: str, name: str, *, user: s
         _committing.add(container)
         try:
             await docker.containers.container(container).commit(
-                repository=REPOSITORY, tag=_tag(host, name), config={"Labels": labels, "User": user or "0:0"}
+                repository=REPOSITORY,
+                tag=_tag(host, name),
+                config={"Labels": labels, "User": user or "0:0"},
+                # Podman does not read the configuration, and Docker has both.
+                changes=[f"LABEL {config.SNAPSHOT}={name}", f"USER {user or '0:0'}"],
             )
         finally:
             _committing.discard(container)
@@ -112,8 +119,8 @@ async def _size(docker: Docker, reference: str) -> int:
 
 
 def _ours(host: Host, **more: list[str]) -> dict[str, list[str]]:
-    named = [f"{key}={value}" for key, value in config.own(host).items()]
-    return {"label": [*named, config.SNAPSHOT], **more}
+    # One label: of several, Podman understands something else. `is_own` looks at all.
+    return {"label": [f"{config.PLACE}={config.place(host)}"], **more}
 
 
 def _tag(host: Host, name: str) -> str:
