@@ -190,8 +190,6 @@ class Executor:
             if running.pid and code is not None and code > 128:
                 # Whoever killed it meant its whole process group.
                 return Outcome(ExecKind.SIGNALLED, signal=code - 128)
-            if running.pid and code is not None:
-                return Outcome(ExecKind.EXITED, exit_code=code, message="its shell ended before it")
             if await self._is_full():
                 full = f"the sandbox's limit of {self._max_processes} processes is reached"
                 return Outcome(ExecKind.COULD_NOT_START, message=full, silent=True)
