@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from polarq.contracts.specs import AgentSpec
+from polarq.contracts.specs import AgentSpec, RuntimeSpec
 from polarq.contracts.task import Task
 from polarq.ledger import Claim
+from polarq.topology.runtimes import RuntimesSection
 from polarq_worker.harnesses.base import Harness, HarnessContext, HarnessStep
+from polarq_worker.runtimes import cgroups
+from polarq_worker.runtimes.base import Host
+from polarq_worker.runtimes.local import LocalRuntime
 from polarq_worker.sandboxes import Sandboxes
 from polarq_worker.services import Services
 from polarq_worker.warm.members import Member
 from tests.warm.conftest import Rig
+
+from ..needs import not_here
+from .local_here import needs_bubblewrap
 
 
 class Bare(Harness):
@@ -60,9 +68,7 @@ async def test_a_fresh_sandbox_that_is_given_up_has_ended_its_start_before_anyth
                 await over.wait()
             raise AssertionError
 
-    task = task_of(
-        runtime={"backend": "local"}, evaluator={"strategy": "session_completed", "refresh_runtime": True}
-    )
+    task = task_of(runtime={"backend": "local"}, evaluator={"strategy": "session_completed", "refresh_runtime": True})
     claim = cast(Claim, SimpleNamespace(task=task, rollout_id="t/0", token=1))
     services = cast(Services, SimpleNamespace(node=None, warm=None))
     sandboxes = Slow(claim, services)
@@ -80,3 +86,31 @@ async def test_a_fresh_sandbox_that_is_given_up_has_ended_its_start_before_anyth
     finally:
         over.set()
         await stopping
+
+
+MANY = """
+import subprocess
+kept = []
+try:
+    for _ in range(200):
+        kept.append(subprocess.Popen(["sleep", "1000"]))
+except BlockingIOError:
+    print(len(kept))
+"""
+
+
+async def test_an_isolated_sandbox_of_a_task_that_names_no_limit_cannot_fill_its_machine(tmp_path: Path) -> None:
+    needs_bubblewrap()
+    if os.geteuid() == 0 and "pids" not in cgroups.usable():
+        not_here("control groups of pids cannot be made")
+    settings = RuntimesSection.parse({"local": {"isolation": "bubblewrap", "max_processes": 40}})
+    host = Host("node0", "1", tmp_path / "runtimes", settings)
+    spec = RuntimeSpec.parse({"backend": "local"})
+    runtime = LocalRuntime(spec, runtime_id="r1", root=tmp_path / "r1", host=host)
+    await runtime.start()
+    try:
+        result = await runtime.exec(["python", "-c", MANY], timeout_s=120.0)
+        assert result.ok, result
+        assert 20 <= int(result.stdout) <= 60
+    finally:
+        await runtime.stop()

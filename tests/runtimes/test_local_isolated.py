@@ -414,8 +414,11 @@ async def test_processors_are_limited(tmp_path: Path) -> None:
     assert LocalRuntime.problems(runtime.spec, runtime.host) == []
     others = groups_of("r1")
     await runtime.start()
-    [group] = groups_of("r1") - others
-    quota = group / "cpu.max" if (group / "cpu.max").exists() else group / "cpu.cfs_quota_us"
+    made_now = groups_of("r1") - others
+    [quota] = [
+        file for group in made_now for name in ("cpu.max", "cpu.cfs_quota_us") if (file := group / name).exists()
+    ]
+    group = quota.parent
     assert quota.read_text().split()[0] == "50000"
     pids = (group / "cgroup.procs").read_text().split()
     assert runtime._tree is not None and str(runtime._tree.warden_pid) in pids
