@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from aiodocker import Docker, DockerError
+from aiodocker import Docker
 
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
@@ -33,9 +33,8 @@ BEGIN_S = 120.0
 KILL_S = 60.0
 DRAIN_S = 10.0
 """How long the last output of a killed command is waited for."""
-MORE_ROOM = (0, 512, 16384)
-"""Processes beyond the sandbox's limit that whoever kills may need: a fork bomb takes every place there is."""
 NEAR = 8
+"""Places that are still free when a command, which needs some itself, finds none."""
 LOOK_S = 0.1
 PORTABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
@@ -117,6 +116,12 @@ class Executor:
             elif state.get("Paused"):
                 self.lose("its container was paused by somebody else")
         return self.lost
+
+    async def end_background(self) -> bool:
+        """Kills what commands have left running; whether nothing of it is left."""
+        left = [command for command in self._commands if command.reading is not None and not command.reading.done()]
+        await asyncio.gather(*(uninterrupted(self._end(command, whole=True)) for command in left))
+        return not self.lost
 
     def lose(self, why: str) -> None:
         self.lost = self.lost or ("it was stopped" if self.stopping else why)
@@ -221,7 +226,8 @@ class Executor:
     async def _is_full(self) -> bool:
         async with asking("count the sandbox's processes"):
             stats = await self._docker.containers.container(self._container).stats(stream=False)
-        pids: dict[str, Any] = stats[0].get("pids_stats") or {}
+        # A container that has just gone has none.
+        pids: dict[str, Any] = (stats[0].get("pids_stats") if stats else None) or {}
         return int(pids.get("current") or 0) + NEAR >= self._max_processes
 
     def _memory(self) -> str:
@@ -230,8 +236,9 @@ class Executor:
 
     # --- kill
 
-    async def _end(self, running: Command) -> str:
-        """Kills a command with all that descends from it; a note for its result."""
+    async def _end(self, running: Command, *, whole: bool = False) -> str:
+        """Kills a command with all that descends from it; a note for its result. `whole`: also what a command left that
+        has ended by itself."""
         if running.reading is None:
             return ""
         try:
@@ -239,24 +246,21 @@ class Executor:
                 await running.begun.wait()
         except TimeoutError:
             return await self._kill_all()
-        if running.ended.done():
+        if running.ended.done() and not whole:
             return ""
-        for room in MORE_ROOM:
-            try:
-                if room:
-                    await self._update(self._max_processes + room)
-                killing = shell.kill(running.pid, running.token)
-                words = await said(self._docker, self._container, killing, KILL_S)
-            except RuntimeFault:
-                if await self.why_lost():
-                    return ""
-                continue
-            if words.strip() == b"gone":
-                if room:
-                    await self._update(self._max_processes)
-                await self._drain(running)
+        # A fork bomb leaves no place free; but whoever comes from outside is let in beyond the limit, and the script starts
+        # no process of its own before it is done.
+        try:
+            killing = shell.kill(running.pid, running.token)
+            words = await said(self._docker, self._container, killing, KILL_S)
+        except RuntimeFault:
+            if await self.why_lost():
                 return ""
-        return await self._kill_all()
+            words = b""
+        if words.strip() != b"gone":
+            return await self._kill_all()
+        await self._drain(running)
+        return ""
 
     async def _drain(self, running: Command) -> None:
         if running.reading is not None:
@@ -268,13 +272,6 @@ class Executor:
                 await self._docker.containers.container(self._container).kill()
         self.lose("a command could not be killed alone, so all of it was")
         return "the whole sandbox had to be killed with it"
-
-    async def _update(self, processes: int) -> None:
-        async with asking("change the sandbox's limits"):
-            url = f"{self._docker.docker_host}/{self._docker.api_version}/containers/{self._container}/update"
-            async with self._docker.session.post(url, json={"PidsLimit": processes}) as answer:
-                if answer.status >= 400:
-                    raise DockerError(answer.status, await answer.text())
 
     def _watch(self, running: Command) -> None:
         """Keeps it for as long as something that it left behind may print."""
