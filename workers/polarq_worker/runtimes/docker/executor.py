@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from aiodocker import Docker
+from aiodocker import Docker, DockerError
 
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
@@ -33,6 +33,8 @@ BEGIN_S = 120.0
 KILL_S = 60.0
 DRAIN_S = 10.0
 """How long the last output of a killed command is waited for."""
+MORE_ROOM = (0, 512, 16384)
+"""Processes beyond the sandbox's limit that whoever kills may need: a fork bomb takes every place there is."""
 NEAR = 8
 """Places that are still free when a command, which needs some itself, finds none."""
 LOOK_S = 0.1
@@ -248,19 +250,22 @@ class Executor:
             return await self._kill_all()
         if running.ended.done() and not whole:
             return ""
-        # A fork bomb leaves no place free; but whoever comes from outside is let in beyond the limit, and the script starts
-        # no process of its own before it is done.
-        try:
-            killing = shell.kill(running.pid, running.token)
-            words = await said(self._docker, self._container, killing, KILL_S)
-        except RuntimeFault:
-            if await self.why_lost():
+        for room in MORE_ROOM:
+            try:
+                if room:
+                    await self._update(self._max_processes + room)
+                killing = shell.kill(running.pid, running.token)
+                words = await said(self._docker, self._container, killing, KILL_S)
+            except RuntimeFault:
+                if await self.why_lost():
+                    return ""
+                continue
+            if words.strip() == b"gone":
+                if room:
+                    await self._update(self._max_processes)
+                await self._drain(running)
                 return ""
-            words = b""
-        if words.strip() != b"gone":
-            return await self._kill_all()
-        await self._drain(running)
-        return ""
+        return await self._kill_all()
 
     async def _drain(self, running: Command) -> None:
         if running.reading is not None:
@@ -272,6 +277,13 @@ class Executor:
                 await self._docker.containers.container(self._container).kill()
         self.lose("a command could not be killed alone, so all of it was")
         return "the whole sandbox had to be killed with it"
+
+    async def _update(self, processes: int) -> None:
+        async with asking("change the sandbox's limits"):
+            url = f"{self._docker.docker_host}/{self._docker.api_version}/containers/{self._container}/update"
+            async with self._docker.session.post(url, json={"PidsLimit": processes}) as answer:
+                if answer.status >= 400:
+                    raise DockerError(answer.status, await answer.text())
 
     def _watch(self, running: Command) -> None:
         """Keeps it for as long as something that it left behind may print."""
