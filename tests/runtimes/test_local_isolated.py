@@ -20,7 +20,7 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
 from polarq.testing.runtime_contract import appears, lives
-from polarq_worker.runtimes import cgroups
+from polarq_worker.runtimes import cgroups, strays
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.beginning import Beginning
 from polarq_worker.runtimes.local import LocalRuntime
@@ -535,12 +535,14 @@ async def test_a_snapshot_that_is_cut_short_is_none(tmp_path: Path) -> None:
     with pytest.raises(RuntimeFault, match="no name"):
         await prepared.snapshot("../x")
     making = tmp_path / "state/runtimes/local/snapshots"
-    # As a worker leaves it that was killed meanwhile: one of a process that there is not, and ours.
-    for pid in ("999999999", str(os.getpid())):
-        (making / f".making-{pid}-recipe~0/session").mkdir(parents=True)
+    ours = f"{os.getpid()}.{strays.start_time(Path('/proc/self'))}"
+    # As a worker leaves it that was killed meanwhile: of a process that there is not, of one that had our number before
+    # us (in a container all have the same), and ours.
+    for maker in ("999999999.1", f"{os.getpid()}.1", ours):
+        (making / f".making-{maker}-recipe~0/session").mkdir(parents=True)
     assert await LocalRuntime.snapshots(prepared.host) == []
     await LocalRuntime.sweep(prepared.host, {"r1"})
-    assert [path.name for path in making.iterdir()] == [f".making-{os.getpid()}-recipe~0"]
+    assert [path.name for path in making.iterdir()] == [f".making-{ours}-recipe~0"]
     first, second = await prepared.snapshot("recipe"), await prepared.snapshot("recipe")
     assert [one.reference for one in await LocalRuntime.snapshots(prepared.host)] == [second.reference]
     assert first.reference != second.reference
