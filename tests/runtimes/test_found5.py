@@ -17,6 +17,7 @@ from polarq.topology.runtimes import RuntimesSection
 from polarq_worker.harnesses.base import Harness, HarnessContext, HarnessStep
 from polarq_worker.runtimes import cgroups
 from polarq_worker.runtimes.base import Host
+from polarq_worker.runtimes.docker import images
 from polarq_worker.runtimes.local import LocalRuntime
 from polarq_worker.sandboxes import Sandboxes
 from polarq_worker.services import Services
@@ -114,3 +115,32 @@ async def test_an_isolated_sandbox_of_a_task_that_names_no_limit_cannot_fill_its
         assert 20 <= int(result.stdout) <= 60
     finally:
         await runtime.stop()
+
+
+async def test_who_asks_for_an_image_while_its_pull_is_given_up_has_a_pull_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, undone, over, pulls = asyncio.Event(), asyncio.Event(), asyncio.Event(), []
+
+    async def pull(*_: object) -> None:
+        pulls.append(1)
+        if len(pulls) == 1:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                undone.set()
+                await over.wait()
+
+    monkeypatch.setattr(images, "_pull", pull)
+    monkeypatch.setattr(images, "address", lambda _: "unix:///nowhere")
+    first = asyncio.create_task(images._pulled(Host(), "a", lambda _: None))
+    await begun.wait()
+    first.cancel()
+    await undone.wait()
+    second = asyncio.create_task(images._pulled(Host(), "a", lambda _: None))
+    await asyncio.sleep(0)
+    over.set()
+    await asyncio.wait([first, second])
+    assert (first.cancelled(), second.cancelled(), len(pulls)) == (True, False, 2)
+    assert not images._pulls
