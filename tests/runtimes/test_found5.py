@@ -22,7 +22,7 @@ from polarq_worker.runtimes.local import LocalRuntime
 from polarq_worker.sandboxes import Sandboxes
 from polarq_worker.services import Services
 from polarq_worker.warm.members import Member
-from tests.warm.conftest import Rig
+from tests.warm.conftest import Rig, until, wishes
 
 from ..needs import not_here
 from .local_here import needs_bubblewrap
@@ -144,3 +144,26 @@ async def test_who_asks_for_an_image_while_its_pull_is_given_up_has_a_pull_of_it
     await asyncio.wait([first, second])
     assert (first.cancelled(), second.cancelled(), len(pulls)) == (True, False, 2)
     assert not images._pulls
+
+
+async def test_a_pool_that_is_closed_has_waited_for_snapshots_that_were_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path / "node")
+    over = asyncio.Event()
+    recipe = await rig.recipe("sleep 86396")
+
+    async def slowly(*_: object) -> None:
+        await over.wait()
+
+    monkeypatch.setattr(rig.warm.maker, "keep_logs", slowly)
+    rig.pool.ahead(wishes(recipe))
+    await until(lambda: rig.prepared == 1)
+    closing = asyncio.create_task(rig.pool.aclose())
+    try:
+        done, _ = await asyncio.wait([closing], timeout=0.5)
+        assert not done
+    finally:
+        over.set()
+        await closing
+    assert not rig.warm.maker.living
