@@ -1,6 +1,6 @@
 """How much of a node's run slots is used: no overlap, Polar's policy, and polarq's stages with the warm pool.
 
-    python benchmarks/occupancy.py
+    python -m benchmarks.occupancy
 
 A simulated node with run slots as the scarce resource takes 512 rollouts, whose times are in `occupancy_times.csv`
 (drawn once, with heavy tails, by `occupancy_times.py`). Time is virtual; polarq's part is the worker's own `Slots`,
@@ -29,9 +29,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from occupancy_node import SimulatedRuntime, VirtualLoop
-from occupancy_times import FILE
-
+from benchmarks.occupancy_node import SimulatedRuntime, VirtualLoop
+from benchmarks.occupancy_times import FILE
 from polarq.contracts.specs import RuntimeSpec
 from polarq.ledger import AsyncLedger, Calls, Keys
 from polarq.topology import Topology
@@ -145,7 +144,7 @@ class Polarq:
         pool = {"max_idle": half, "max_starting": half}
         places = {"max_init_workers": half, "max_run_workers": RUN, "max_postrun_workers": POST, "ready_buffer": half}
         nodes = [{"id": "node0", "runtimes": {"pool": pool}, **places}]
-        security = {"allowed_modules": ["occupancy_node"]}
+        security = {"allowed_modules": ["benchmarks.occupancy_node"]}
         topology = Topology.parse({"gateway": {"nodes": nodes}, "security": security})
         self.node = topology.resolve("node0")
         # Sandboxes that end with their worker have no records: the ledger is never asked.
@@ -158,7 +157,7 @@ class Polarq:
         env = {name: str(getattr(one, name)) for name in ("start_s", "keep_s", "from_snapshot_s")}
         spec = RuntimeSpec.parse(
             {
-                "import_path": "occupancy_node:SimulatedRuntime",
+                "import_path": "benchmarks.occupancy_node:SimulatedRuntime",
                 "prepare": [{"type": "exec", "command": str(one.prepare_s)}],
                 "env": {**env, "TASK": str(one.task)},
             }

@@ -1,6 +1,6 @@
 """Writes `occupancy_times.csv`: how long the stages of rollouts take, drawn with heavy tails from a fixed seed.
 
-    python benchmarks/occupancy_times.py
+    python -m benchmarks.occupancy_times
 
 Sixty-four tasks of eight rollouts each, as a step of training has them. What belongs to a recipe (its image's start and
 its preparation) is drawn per task; a harness's run and its grading per rollout. Preparation, run and grading are

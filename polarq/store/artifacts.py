@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from polarq.errors import ArtifactsUnavailable
 LONGEST_NAME = 200
 """Bytes of one part of a stored name; a file system takes 255."""
 CHUNK = 1 << 20
+_ATTEMPT = re.compile(r"[0-9]+-[0-9]+")
 
 
 class ArtifactStore:
@@ -74,18 +76,20 @@ class ArtifactStore:
             raise ArtifactsUnavailable(f"{where} cannot be removed: {_words(exc)}") from exc
 
     def sweep(self, keep_s: float) -> int:
-        """Removes attempts that are older than `keep_s`, in a folder; how many."""
+        """Removes attempts that are older than `keep_s`, in a folder; how many. What else lies there is somebody's."""
         root = Path(self.place)
         if not self.is_folder or not root.is_dir():
             return 0
         gone = 0
         try:
             for task in root.iterdir():
-                for attempt in task.iterdir() if task.is_dir() else ():
-                    if time.time() - attempt.stat().st_mtime > keep_s:
+                before = gone
+                for attempt in task.iterdir() if _is_folder(task) else ():
+                    ours = _ATTEMPT.fullmatch(attempt.name) and _is_folder(attempt)
+                    if ours and time.time() - attempt.stat().st_mtime > keep_s:
                         shutil.rmtree(attempt)
                         gone += 1
-                if task.is_dir() and not any(task.iterdir()):
+                if gone > before and not any(task.iterdir()):
                     task.rmdir()
         except FileNotFoundError:
             # Another worker sweeps the same folder.
@@ -97,6 +101,10 @@ class ArtifactStore:
     def _attempt(self, rollout_id: str, token: int) -> str:
         task_id, index = split_rollout_id(rollout_id)
         return f"{self.place}/{task_id}/{index}-{token}"
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def fetch(where: str, target: Path, sha256: str) -> None:

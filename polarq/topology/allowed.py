@@ -92,7 +92,8 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 
 def _mounts(spec: RuntimeSpec) -> Iterator[tuple[str, str]]:
     volumes: Any = spec.kwargs.get("volumes", [])
-    for volume in volumes if isinstance(volumes, list) else []:
+    # What is no list the backend refuses; whatever it makes of it, it passes here as what it is.
+    for volume in volumes if isinstance(volumes, list) else [volumes]:
         yield "kwargs.volumes", str(volume).partition(":")[0]
     for volume in spec.internet_volumes:
         yield "internet_volumes", volume.partition(":")[0]

@@ -22,6 +22,11 @@ class LocalRuntimeSection(Contract):
     visible: list[NonEmpty] = Field(
         [], description="Host paths in home folders or below /tmp that isolated sandboxes may read too."
     )
+    max_processes: int = Field(
+        4096,
+        gt=0,
+        description="Processes of one isolated sandbox, where its task names no limit and the worker may set one.",
+    )
 
 
 class DockerRuntimeSection(Contract):

@@ -51,6 +51,11 @@ def test_a_missing_program_is_the_one_problem_and_says_where_to_name_it(tmp_path
         ({"workdir": "here"}, "workdir"),
         ({"workdir": "/a/../b"}, "workdir"),
         ({"kwargs": {"bindpath": "/"}}, "kwargs.bindpath"),
+        ({"kwargs": {"volumes": "/data:/data"}}, "kwargs.volumes"),
+        ({"kwargs": {"volumes": {"/:/host": 1}}}, "kwargs.volumes"),
+        ({"kwargs": {"volumes": ["/data:/data,/:/host"]}}, "kwargs.volumes"),
+        ({"kwargs": {"volumes": ["/data:/data:ro,/:/host"]}}, "kwargs.volumes"),
+        ({"internet_volumes": ["/data,/:/host"]}, "internet_volumes"),
     ],
 )
 def test_what_apptainer_cannot_give_is_said_with_its_key(host: Host, changes: dict[str, object], key: str) -> None:

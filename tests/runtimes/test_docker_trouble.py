@@ -39,23 +39,30 @@ class TestLimits:
         after = await sandbox.exec("echo on", timeout_s=LONG_S)
         assert (after.stdout, after.out_of_memory) == (b"on\n", False)
 
-    async def test_a_fork_bomb_meets_its_limit_which_is_said_and_ends_with_its_time(self, sandboxes: Sandboxes) -> None:
+    @pytest.mark.parametrize(
+        "script",
+        ["bomb() { bomb | bomb & }; bomb; sleep 1000", "while :; do sleep 1000 & done 2> /dev/null"],
+        ids=["fork bomb", "every place taken"],
+    )
+    async def test_what_takes_every_place_ends_with_its_time(self, sandboxes: Sandboxes, script: str) -> None:
         sandbox = await sandboxes.started(max_processes=64)
-        bomb = "bomb() { bomb | bomb & }; bomb; echo x > up; sleep 1000"
-        result = await sandbox.exec(bomb, timeout_s=5.0)
+        result = await sandbox.exec(script, timeout_s=5.0)
         assert result.kind is ExecKind.TIMED_OUT
         after = await sandbox.exec("echo on", timeout_s=LONG_S)
-        assert after.stdout == b"on\n" or after.kind is ExecKind.SANDBOX_LOST, after
-        described = await self._described(sandboxes, sandbox)
-        assert described is None or described["HostConfig"]["PidsLimit"] == 64
+        # Where it cannot be killed alone, all of the sandbox is, which is said.
+        assert after.stdout == b"on\n" or "could not be killed alone" in after.message, after
 
     async def test_a_full_process_table_is_said_and_not_a_timeout(self, sandboxes: Sandboxes) -> None:
         sandbox = await sandboxes.started(max_processes=64)
         # Not bash: it tries each for seconds.
         filled = await sandbox.exec(["sh", "-c", "for i in $(seq 100); do sleep 1000 & done"], timeout_s=LONG_S)
         assert "limit of 64 processes" in filled.message
-        refused = await sandbox.exec("true", timeout_s=LONG_S)
-        assert refused.kind is ExecKind.COULD_NOT_START
+        # What failed has left a place or two: they are taken as well.
+        for _ in range(64):
+            refused = await sandbox.exec(["sh", "-c", "sleep 1000 & sleep 1000 & sleep 1000 &"], timeout_s=LONG_S)
+            if refused.kind is ExecKind.COULD_NOT_START:
+                break
+        assert refused.kind is ExecKind.COULD_NOT_START, refused
         assert "limit of 64 processes is reached" in refused.message
         assert await sandbox.alive()
 
@@ -77,14 +84,6 @@ class TestLimits:
             except RuntimeFault as exc:
                 assert key in str(exc)
                 assert "\n" not in str(exc)
-
-    async def _described(self, sandboxes: Sandboxes, sandbox: DockerRuntime) -> dict[str, dict[str, int]] | None:
-        docker = sandboxes.client()
-        try:
-            found: dict[str, dict[str, int]] = await docker.containers.container(sandbox.handle).show()
-        finally:
-            await docker.close()
-        return found if await sandbox.alive() else None
 
 
 class TestRights:

@@ -20,7 +20,7 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
 from polarq.testing.runtime_contract import appears, lives
-from polarq_worker.runtimes import cgroups
+from polarq_worker.runtimes import cgroups, strays
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.beginning import Beginning
 from polarq_worker.runtimes.local import LocalRuntime
@@ -414,8 +414,11 @@ async def test_processors_are_limited(tmp_path: Path) -> None:
     assert LocalRuntime.problems(runtime.spec, runtime.host) == []
     others = groups_of("r1")
     await runtime.start()
-    [group] = groups_of("r1") - others
-    quota = group / "cpu.max" if (group / "cpu.max").exists() else group / "cpu.cfs_quota_us"
+    made_now = groups_of("r1") - others
+    [quota] = [
+        file for group in made_now for name in ("cpu.max", "cpu.cfs_quota_us") if (file := group / name).exists()
+    ]
+    group = quota.parent
     assert quota.read_text().split()[0] == "50000"
     pids = (group / "cgroup.procs").read_text().split()
     assert runtime._tree is not None and str(runtime._tree.warden_pid) in pids
@@ -532,12 +535,14 @@ async def test_a_snapshot_that_is_cut_short_is_none(tmp_path: Path) -> None:
     with pytest.raises(RuntimeFault, match="no name"):
         await prepared.snapshot("../x")
     making = tmp_path / "state/runtimes/local/snapshots"
-    # As a worker leaves it that was killed meanwhile: one of a process that there is not, and ours.
-    for pid in ("999999999", str(os.getpid())):
-        (making / f".making-{pid}-recipe~0/session").mkdir(parents=True)
+    ours = f"{os.getpid()}.{strays.start_time(Path('/proc/self'))}"
+    # As a worker leaves it that was killed meanwhile: of a process that there is not, of one that had our number before
+    # us (in a container all have the same), and ours.
+    for maker in ("999999999.1", f"{os.getpid()}.1", ours):
+        (making / f".making-{maker}-recipe~0/session").mkdir(parents=True)
     assert await LocalRuntime.snapshots(prepared.host) == []
     await LocalRuntime.sweep(prepared.host, {"r1"})
-    assert [path.name for path in making.iterdir()] == [f".making-{os.getpid()}-recipe~0"]
+    assert [path.name for path in making.iterdir()] == [f".making-{ours}-recipe~0"]
     first, second = await prepared.snapshot("recipe"), await prepared.snapshot("recipe")
     assert [one.reference for one in await LocalRuntime.snapshots(prepared.host)] == [second.reference]
     assert first.reference != second.reference

@@ -228,3 +228,27 @@ def test_it_is_done_where_the_evaluator_names_a_repository_or_the_task_asks(
     )
     assert task.runtime is not None
     assert of_task(task, task.runtime) == expected
+
+
+@pytest.mark.parametrize("way", ["named", "link", "git"])
+async def test_a_repository_of_the_machine_itself_keeps_what_it_has(way: str, tmp_path: Path) -> None:
+    host = Host(settings=settings("none"))
+    runtime = LocalRuntime(RuntimeSpec(backend="local"), runtime_id="history", root=tmp_path / "root", host=host)
+    await runtime.start()
+    try:
+        mine = tmp_path / "mine"
+        mine.mkdir()
+        await run(runtime, f"cd {mine}\n{MADE}")
+        before = await run(runtime, f"git -C {mine}/repo for-each-ref")
+        if way == "link":
+            await run(runtime, f"ln -s {mine}/repo repo")
+        elif way == "git":
+            await run(runtime, f"mkdir repo; ln -s {mine}/repo/.git repo/.git")
+        [entry] = await ScrubHistory(f"{mine}/repo" if way == "named" else REPO, False).carry_out(runtime, {}, LONG_S)
+        assert "the machine's own" in entry.problem
+        assert await run(runtime, f"git -C {mine}/repo for-each-ref") == before != ""
+        await run(runtime, f"rm -rf repo; cp -r {mine}/repo repo")
+        [own] = await ScrubHistory(REPO, False).carry_out(runtime, {}, LONG_S)
+        assert (own.problem, own.refs_removed) == ("", 2)
+    finally:
+        await runtime.stop()

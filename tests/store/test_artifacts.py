@@ -54,6 +54,23 @@ def test_what_has_lain_for_its_time_is_swept(tmp_path: Path) -> None:
     assert ArtifactStore(str(tmp_path / "nowhere")).sweep(3600) == 0
 
 
+def test_what_else_lies_in_a_folder_that_is_named_as_their_place_stays(tmp_path: Path) -> None:
+    place = tmp_path / "data"
+    (place / "project/src").mkdir(parents=True)
+    (place / "project/src/file").write_text("mine")
+    (place / "project/notes").write_text("mine")
+    (place / "empty").mkdir()
+    (tmp_path / "linked/0-1").mkdir(parents=True)
+    (place / "link").symlink_to(tmp_path / "linked")
+    for path in (place / "project/src", place / "project/notes", tmp_path / "linked/0-1", place / "empty"):
+        os.utime(path, (0, 0))
+    store = ArtifactStore(str(place))
+    os.utime(Path(put(store, tmp_path, "old.0", 1, "a")).parent, (0, 0))
+    assert store.sweep(3600) == 1
+    assert sorted(path.name for path in place.iterdir()) == ["empty", "link", "project"]
+    assert (place / "project/src/file").exists() and (place / "link/0-1").exists()
+
+
 def test_what_is_fetched_is_what_was_stored(tmp_path: Path) -> None:
     where = put(ArtifactStore(str(tmp_path / "store")), tmp_path, "t.0", 1, "a", b"stored")
     whole = hashlib.sha256(b"stored").hexdigest()

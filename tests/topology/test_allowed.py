@@ -38,6 +38,8 @@ UPLOAD = {"type": "upload_file", "source": "/etc/passwd", "target": "/x"}
         ({"kwargs": {"volumes": ["/data/../etc:/x"]}}, "runtime.kwargs.volumes: '/data/../etc' is not below"),
         ({"kwargs": {"volumes": ["/database:/x"]}}, "'/database' is not below a folder of security.allowed_mounts"),
         ({"kwargs": {"volumes": ["data:/x"]}}, "runtime.kwargs.volumes: 'data' is not below"),
+        ({"kwargs": {"volumes": "/etc:/x"}}, "runtime.kwargs.volumes: '/etc' is not below"),
+        ({"kwargs": {"volumes": {"/etc:/x": ""}}}, "is not below a folder of security.allowed_mounts"),
         ({"internet_volumes": ["/run/docker.sock"]}, "runtime.internet_volumes: '/run/docker.sock' is not below"),
         (
             {"prepare": [UPLOAD]},

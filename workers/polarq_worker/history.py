@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import ExecCategory, ScrubbedHistory
@@ -45,6 +46,9 @@ scrub() {  # name of the repository, its git directory
     if ! head="$(at "$dir" rev-parse -q --verify 'HEAD^{commit}')"; then
         said "$1" "" 0 0 "it has no commit checked out"; return
     fi
+    case "$(cd "$dir" && pwd -P)/" in "$POLARQ_WITHIN"/*) ;; *)
+        said "$1" "$head" 0 0 "it is the machine's own, and not the sandbox's: nothing is taken from it"; return ;;
+    esac
     if [ "$(at "$dir" rev-parse --git-common-dir)" != "$(at "$dir" rev-parse --git-dir)" ]; then
         said "$1" "$head" 0 0 "it is a linked working tree, whose repository is elsewhere"; return
     fi
@@ -140,7 +144,7 @@ class ScrubHistory:
             _SCRUB,
             cwd=self.repository or None,
             user=user,
-            env={**env, "BASH_ENV": "", "ENV": ""},
+            env={**env, "BASH_ENV": "", "ENV": "", "POLARQ_WITHIN": _own_folder(runtime)},
             timeout_s=timeout_s,
             max_output_bytes=4 << 20,
             category=ExecCategory.REPOSITORY,
@@ -166,6 +170,12 @@ class ScrubHistory:
             )
             for name, head, refs, commits, problem in rows
         ]
+
+
+def _own_folder(runtime: Runtime) -> str:
+    """Below which all is the sandbox's own; blank: everything. One that has the machine's files may be given a
+    repository that somebody works in."""
+    return str(runtime.root) if Path(runtime.layout.session_dir).is_relative_to(runtime.root) else ""
 
 
 class HistoryNotScrubbed(RuntimeFault):

@@ -131,7 +131,8 @@ class Sandboxes:
             try:
                 member = await asyncio.shield(asked)
             except asyncio.CancelledError:
-                asked.cancel()
+                # `no_more` ends it, and waits for that: a sandbox that is still starting cannot be stopped.
+                self._fresh = asked
                 raise
         self._unused = None
         return member.runtime

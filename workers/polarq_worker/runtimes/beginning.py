@@ -10,7 +10,7 @@ from pathlib import Path
 
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
-from polarq_worker.runtimes import cgroups, walls
+from polarq_worker.runtimes import cgroups, walls, wishes
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.cgroups import Cgroup, Limits
 from polarq_worker.runtimes.folder import PrivateFolder, in_thread
@@ -42,7 +42,8 @@ class Beginning:
         self._record = Record(runtime_id, str(folder.root), host.incarnation)
         self._noted = False
         memory = None if spec.memory_mb is None else spec.memory_mb * 1_000_000
-        processes = None if spec.max_processes is None else spec.max_processes + SPARE_PROCESSES
+        most = wishes.most_processes(spec, host, isolated=self._isolated)
+        processes = None if most is None else most + SPARE_PROCESSES
         # Only in a user namespace of its own is a limit of processes one of the sandbox, and not of its user.
         self._own_limit = processes if self._isolated and os.geteuid() != 0 else None
         limits = Limits(memory, spec.cpus, None if self._own_limit else processes)

@@ -104,7 +104,7 @@ class Kept:
                 "its files name their own folder, which is another one in each sandbox; isolated sandboxes can be kept"
             )
         reference = f"{name}~{secrets.token_hex(4)}"
-        making = self._snapshots / f"{_MAKING}{os.getpid()}-{reference}"
+        making = self._snapshots / f"{_MAKING}{_maker(os.getpid())}-{reference}"
         try:
             for part, source in zip(PARTS, parts, strict=True):
                 (making / part).mkdir(parents=True)
@@ -132,7 +132,7 @@ class Kept:
         for folder in self._snapshots.glob(".*") if self._snapshots.is_dir() else ():
             if folder.name.startswith(_DROPPED):
                 self._clear(folder.name.removeprefix(_DROPPED))
-            elif not Path(f"/proc/{folder.name.removeprefix(_MAKING).partition('-')[0]}").exists():
+            elif not _is_maker(folder.name.removeprefix(_MAKING).partition("-")[0]):
                 remove_tree(folder)
 
     def _clear(self, reference: str) -> None:
@@ -148,6 +148,18 @@ class Kept:
 
     def _file(self, runtime_id: str) -> Path:
         return self._sandboxes / f"{runtime_id}.json"
+
+
+def _maker(pid: int) -> str:
+    """A process, and not one that has its number later: a worker in a container has the same one each time."""
+    return f"{pid}.{strays.start_time(Path(f'/proc/{pid}'))}"
+
+
+def _is_maker(name: str) -> bool:
+    try:
+        return _maker(int(name.partition(".")[0])) == name
+    except (OSError, ValueError):
+        return False
 
 
 def copy_tree(source: Path, target: Path) -> None:

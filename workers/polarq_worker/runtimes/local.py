@@ -233,8 +233,9 @@ class LocalRuntime(Runtime):
             raise
         except CouldNotStart as exc:
             kind, message = ExecKind.COULD_NOT_START, could_not_start(exc, argv[0], folder)
-            if exc.number == errno.EAGAIN and self.spec.max_processes is not None:
-                message = f"the sandbox has as many processes as it may (max_processes: {self.spec.max_processes})"
+            most = wishes.most_processes(self.spec, self.host, isolated=self._isolated)
+            if exc.number == errno.EAGAIN and most is not None:
+                message = f"the sandbox has as many processes as it may (max_processes: {most})"
         except RuntimeFault as exc:
             kind, message = ExecKind.COULD_NOT_START, str(exc)
         except WardenLost:

@@ -11,7 +11,7 @@ from polarq import bubblewrap
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
 from polarq_worker.runtimes import cgroups
-from polarq_worker.runtimes.base import SESSION_DIR
+from polarq_worker.runtimes.base import SESSION_DIR, Host
 from polarq_worker.runtimes.folder import HOME_DIR, TMP_DIR
 from polarq_worker.runtimes.walls import USER_NAME, own_ids
 
@@ -28,7 +28,7 @@ def problems(spec: RuntimeSpec, *, isolated: bool) -> list[str]:
         (spec.gpus > 0, f"gpus: {no} reserve GPUs; programs see those of the node"),
         (not spec.allow_internet and not isolated, f"allow_internet: {no} keep programs off the network{_walls()}"),
         (
-            spec.max_processes is not None and not _groups("pids") and not (isolated and os.geteuid() != 0),
+            spec.max_processes is not None and not _limits_processes(isolated),
             f"max_processes: {no} limit processes: {_NO_GROUPS}",
         ),
         (spec.network not in networks, f"network: {no} join network '{spec.network}'; only 'host'"),
@@ -47,6 +47,17 @@ def problems(spec: RuntimeSpec, *, isolated: bool) -> list[str]:
         wishes.append((True, f"{text}, or set runtimes.local.isolation of the node to none"))
     wishes += [(True, f"kwargs.{key}: {no} use it") for key in sorted(spec.kwargs)]
     return [problem for wished, problem in wishes if wished]
+
+
+def most_processes(spec: RuntimeSpec, host: Host, *, isolated: bool) -> int | None:
+    """How many it may have; None: as many as its machine."""
+    if spec.max_processes is not None or not isolated or not _limits_processes(isolated):
+        return spec.max_processes
+    return host.settings.local.max_processes
+
+
+def _limits_processes(isolated: bool) -> bool:
+    return _groups("pids") or (isolated and os.geteuid() != 0)
 
 
 def ids_of(user: str | None, owner: Sequence[int] | None) -> list[int] | None:

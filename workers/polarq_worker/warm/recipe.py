@@ -89,7 +89,8 @@ class Recipes:
 
     async def of_evaluator(self, task: Task) -> Recipe:
         """Of a fresh one that the evaluator asks for. Raises as `of_agent`."""
-        spec = _spec(task)
+        # Never one that a rollout has used: what an agent left in it would grade another's work.
+        spec = _spec(task).model_copy(update={"reuse": False})
         actions = spec.prepare if spec.eval_prepare is None else spec.eval_prepare
         return await self.of(spec, actions, finish=finish_steps(task, spec))
 

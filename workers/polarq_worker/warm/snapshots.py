@@ -89,6 +89,8 @@ class Snapshots:
         self._recipes = recipes
         self._logs = logs
         self._flights: dict[str, _Flight] = {}
+        self._makings: set[asyncio.Task[Kept]] = set()
+        """Of all flights, those too that nobody waits for any more."""
         self._unkept: dict[str, None] = {}
         """Recipes of which none can be kept."""
         self._listing = asyncio.Lock()
@@ -150,13 +152,15 @@ class Snapshots:
         """Nothing is made any more."""
         for flight in self._flights.values():
             flight.making.cancel()
-        if working := [*(flight.making for flight in self._flights.values()), *self._dropping_tasks]:
+        if working := [*self._makings, *self._dropping_tasks]:
             await asyncio.wait(working)
 
     # --- making
 
     def _begin(self, recipe: Recipe, budget_s: float) -> _Flight:
         making = asyncio.create_task(self._make(recipe, budget_s), name=f"snapshot {recipe.key}")
+        self._makings.add(making)
+        making.add_done_callback(self._makings.discard)
         flight = self._flights[recipe.key] = _Flight(making, budget_s)
         making.add_done_callback(lambda _: self._forget(recipe, flight))
         return flight

@@ -48,7 +48,21 @@ def problems(spec: RuntimeSpec, host: Host) -> list[str]:
         ),
     ]
     lines += [line for wished, line in wishes if wished]
+    volumes = spec.kwargs.get("volumes", [])
+    if not isinstance(volumes, list) or not all(isinstance(volume, str) for volume in volumes):
+        lines.append("kwargs.volumes: a list of texts like /host/path:/path/in/it:ro is needed")
+        volumes = []
+    for key, texts in (("kwargs.volumes", volumes), ("internet_volumes", spec.internet_volumes)):
+        lines += [f"{key}: '{text}' is not like /host/path:/path/in/it:ro" for text in texts if not _is_volume(text)]
     return lines + [f"kwargs.{key}: {no} use it" for key in sorted(set(spec.kwargs) - KWARGS)]
+
+
+def _is_volume(text: str) -> bool:
+    """One of them: to the program, what follows a comma is another one, which nobody has allowed."""
+    source, _, rest = text.partition(":")
+    target, _, mode = rest.partition(":")
+    named = source.startswith("/") and (not rest or target.startswith("/"))
+    return named and "," not in text and mode in {"", "ro", "rw"}
 
 
 def options(spec: RuntimeSpec, *, online: bool, overlay: Path, layers: list[Path]) -> list[str]:

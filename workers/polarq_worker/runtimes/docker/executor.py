@@ -36,6 +36,7 @@ DRAIN_S = 10.0
 MORE_ROOM = (0, 512, 16384)
 """Processes beyond the sandbox's limit that whoever kills may need: a fork bomb takes every place there is."""
 NEAR = 8
+"""Places that are still free when a command, which needs some itself, finds none."""
 LOOK_S = 0.1
 PORTABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
@@ -118,6 +119,12 @@ class Executor:
                 self.lose("its container was paused by somebody else")
         return self.lost
 
+    async def end_background(self) -> bool:
+        """Kills what commands have left running; whether nothing of it is left."""
+        left = [command for command in self._commands if command.reading is not None and not command.reading.done()]
+        await asyncio.gather(*(uninterrupted(self._end(command, whole=True)) for command in left))
+        return not self.lost
+
     def lose(self, why: str) -> None:
         self.lost = self.lost or ("it was stopped" if self.stopping else why)
 
@@ -190,8 +197,6 @@ class Executor:
             if running.pid and code is not None and code > 128:
                 # Whoever killed it meant its whole process group.
                 return Outcome(ExecKind.SIGNALLED, signal=code - 128)
-            if running.pid and code is not None:
-                return Outcome(ExecKind.EXITED, exit_code=code, message="its shell ended before it")
             if await self._is_full():
                 full = f"the sandbox's limit of {self._max_processes} processes is reached"
                 return Outcome(ExecKind.COULD_NOT_START, message=full, silent=True)
@@ -223,7 +228,8 @@ class Executor:
     async def _is_full(self) -> bool:
         async with asking("count the sandbox's processes"):
             stats = await self._docker.containers.container(self._container).stats(stream=False)
-        pids: dict[str, Any] = stats[0].get("pids_stats") or {}
+        # A container that has just gone has none.
+        pids: dict[str, Any] = (stats[0].get("pids_stats") if stats else None) or {}
         return int(pids.get("current") or 0) + NEAR >= self._max_processes
 
     def _memory(self) -> str:
@@ -232,8 +238,9 @@ class Executor:
 
     # --- kill
 
-    async def _end(self, running: Command) -> str:
-        """Kills a command with all that descends from it; a note for its result."""
+    async def _end(self, running: Command, *, whole: bool = False) -> str:
+        """Kills a command with all that descends from it; a note for its result. `whole`: also what a command left that
+        has ended by itself."""
         if running.reading is None:
             return ""
         try:
@@ -241,7 +248,7 @@ class Executor:
                 await running.begun.wait()
         except TimeoutError:
             return await self._kill_all()
-        if running.ended.done():
+        if running.ended.done() and not whole:
             return ""
         for room in MORE_ROOM:
             try:

@@ -33,7 +33,8 @@ class _Pull:
     lines: list[Line] = field(default_factory=list)
 
 
-_pulls: dict[tuple[asyncio.AbstractEventLoop, str, str], _Pull] = {}
+_Key = tuple[asyncio.AbstractEventLoop, str, str]
+_pulls: dict[_Key, _Pull] = {}
 
 
 async def found(docker: Docker, image: str) -> dict[str, Any] | None:
@@ -78,17 +79,24 @@ async def _pulled(host: Host, image: str, line: Line) -> None:
         lines: list[Line] = []
         task = asyncio.ensure_future(_pull(host, image, lambda text: [each(text) for each in list(lines)]))
         pull = _pulls[key] = _Pull(task, lines)
-        task.add_done_callback(lambda _: _pulls.pop(key, None))
+        task.add_done_callback(lambda _: _forget(key, task))
     pull.lines.append(line)
     try:
         await asyncio.shield(pull.task)
     except asyncio.CancelledError:
         if len(pull.lines) == 1:
+            # Nobody joins what is being given up: its end would be theirs.
+            _forget(key, pull.task)
             pull.task.cancel()
             await uninterrupted(_over(pull.task))
         raise
     finally:
         pull.lines.remove(line)
+
+
+def _forget(key: _Key, task: asyncio.Task[None]) -> None:
+    if key in _pulls and _pulls[key].task is task:
+        del _pulls[key]
 
 
 async def _over(task: asyncio.Task[None]) -> None:

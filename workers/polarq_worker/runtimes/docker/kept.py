@@ -37,8 +37,8 @@ async def take(docker: Docker, host: Host, container: str, name: str, *, user: s
             await docker.containers.container(container).commit(
                 repository=REPOSITORY,
                 tag=_tag(host, name),
-                config={"Labels": labels, "User": user or "0:0"},
-                # Podman does not read the configuration, and Docker has both.
+                config={"Labels": labels},
+                # Of these Podman reads only the changes.
                 changes=[f"LABEL {config.SNAPSHOT}={name}", f"USER {user or '0:0'}"],
             )
         finally:

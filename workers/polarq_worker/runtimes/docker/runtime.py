@@ -244,6 +244,9 @@ class DockerRuntime(Runtime):
         unpacker = Unpacker(target, max_bytes, max_files)
         return await whole_folder(self._there(what), archive, self._container, what, top, unpacker)
 
+    async def end_background(self) -> bool:
+        return self._executor is not None and await self._executor.end_background()
+
     async def stop(self) -> None:
         self._stopped = True
         if self._executor is not None:
