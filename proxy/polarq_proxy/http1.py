@@ -325,7 +325,7 @@ class Connection(asyncio.Protocol):
         """Takes chunks; returns what comes after the last one."""
         at = 0
         while self._expects is not _Expects.NOTHING:
-            while self._expects is _Expects.SIZE and (line_end := data.find(b"\r\n", at)) > 0:
+            while self._expects is _Expects.SIZE and (line_end := data.find(b"\r\n", at, at + _MAX_SIZE_LINE + 2)) > 0:
                 # Chunks that are whole, as events of a stream nearly always are.
                 begin, size = line_end + 2, _size(data[at:line_end])
                 if not size or data[begin + size : begin + size + 2] != b"\r\n":
@@ -340,16 +340,15 @@ class Connection(asyncio.Protocol):
                 if self._left:
                     return b""
                 self._expects = _Expects.CHUNK_END
-            end = data.find(b"\r\n", at)
+            most = 0 if self._expects is _Expects.CHUNK_END else _MAX_SIZE_LINE
+            end = data.find(b"\r\n", at, at + most + 2)
             if end < 0:
-                if len(data) - at > (2 if self._expects is _Expects.CHUNK_END else _MAX_SIZE_LINE):
+                if len(data) - at > most + 1:
                     raise Malformed("a chunk of its answer has no end")
                 self._rest = data[at:]
                 return b""
             line, at = data[at:end], end + 2
             if self._expects is _Expects.CHUNK_END:
-                if line:
-                    raise Malformed("a chunk of its answer is longer than it says")
                 self._expects = _Expects.SIZE
             elif self._expects is _Expects.SIZE:
                 self._left = _size(line)

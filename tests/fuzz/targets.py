@@ -196,7 +196,7 @@ class _Nowhere(asyncio.Transport):
         return 0
 
 
-async def _exchanged(chunks: list[bytes]) -> tuple[int, bytes, str]:
+async def exchanged(chunks: list[bytes]) -> tuple[int, bytes, str]:
     """(status, body, how it ended) of an answer that comes in these pieces, and then the connection ends."""
     connection, transport = Connection(), _Nowhere()
     connection.connection_made(transport)
@@ -226,8 +226,8 @@ def answer(data: bytes) -> None:
     seed, sent = int.from_bytes(data[:2], "big"), data[2:]
 
     async def both() -> None:
-        whole = await _exchanged([sent])
-        cut = await _exchanged(pieces(sent, seed))
+        whole = await exchanged([sent])
+        cut = await exchanged(pieces(sent, seed))
         # Of an answer that turns out to be none, how much was read before that is a matter of how it came.
         assert cut == whole or (cut[2] == whole[2] != "whole"), (cut, whole)
 

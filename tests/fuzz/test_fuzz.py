@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 
@@ -14,7 +15,7 @@ from polarq_proxy.carriers import session_in_head
 
 from .blackbox import attacked
 from .mutation import captured, changed, spoilt
-from .targets import PATHS, TARGETS
+from .targets import PATHS, TARGETS, exchanged
 
 STREAM = b'data: {"a":1}\n\n: c\n\nevent: error\r\ndata: one\r\ndata:  two\r\n\r\ndata\rid: 7\r\rdata: [DONE]\n\n'
 ANSWERS = [
@@ -86,3 +87,14 @@ async def test_a_proxy_that_is_sent_spoilt_requests_answers_the_next_honest_one(
     assert outcome.sent == 120
     assert outcome.statuses["200"] > 10
     assert outcome.statuses["400"] > 10
+
+
+@pytest.mark.parametrize("length", [1024, 1025, 1026])
+@pytest.mark.parametrize("cut", range(-3, 4))
+def test_a_line_before_a_chunk_is_too_long_however_it_comes(length: int, cut: int) -> None:
+    line = b"5;" + b"x" * (length - 2)
+    sent = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + line + b"\r\n[1,2]\r\n0\r\n\r\n"
+    at = sent.index(line) + length + cut
+    whole = asyncio.run(exchanged([sent]))
+    assert asyncio.run(exchanged([sent[:at], sent[at:]])) == whole
+    assert whole[2] == ("whole" if length <= 1024 else "Malformed")
