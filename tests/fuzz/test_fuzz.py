@@ -64,6 +64,16 @@ def test_a_role_that_is_no_word_is_read_or_refused(role: object) -> None:
             TARGETS["request"](bytes([at]) + json.dumps({"model": "m", "max_tokens": 9, name: said}).encode())
 
 
+@pytest.mark.parametrize("kind", [[], {}, [[{}]], 1, None])
+def test_a_tools_type_that_is_no_word_is_read_or_refused(kind: object) -> None:
+    tool = {"name": "run", "type": kind, "function": {"name": "run"}}
+    for at in range(len(PATHS)):
+        for choice in (kind, {"type": kind, "mode": kind, "name": "run"}):
+            asked = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}], "input": "x"}
+            asked |= {"tools": [tool], "tool_choice": choice, "toolConfig": {"functionCallingConfig": choice}}
+            TARGETS["request"](bytes([at]) + json.dumps(asked).encode())
+
+
 @given(dice=seeds)
 def test_spoilt_answers_are_read_the_same_however_they_are_cut(dice: random.Random) -> None:
     TARGETS["answer"](dice.randbytes(2) + spoilt(dice.choice(ANSWERS), dice))

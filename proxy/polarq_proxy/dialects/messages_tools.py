@@ -103,7 +103,7 @@ def _function(tool: Any) -> dict[str, Any] | None:
         return None
     kind, schema, about = tool.get("type"), tool.get("input_schema"), tool.get("description")
     if not isinstance(schema, dict):
-        if kind in {None, "custom"}:
+        if kind is None or kind == "custom":
             schema = {"type": "object", "properties": {}}
         else:
             known = next((entry for entry in _CLIENT_TOOLS if str(kind).startswith(entry[0])), None)
