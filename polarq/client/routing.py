@@ -96,7 +96,9 @@ class Candidate:
             return "is paused"
         if self.record.stopping:
             return "is stopping"
-        return self.record.health.unusable
+        if self.record.health.inference is False:
+            return "has no usable inference"
+        return None
 
 
 def fleet_of(nodes: Sequence[NodeRecord], topology: Topology) -> list[Candidate]:

@@ -21,14 +21,12 @@ from polarq.contracts.rollout import (
     TaskState,
     Timing,
 )
-from polarq.contracts.sandbox import SandboxReport
 from polarq.contracts.specs import (
     AgentSpec,
     BuilderSpec,
     EvaluatorSpec,
     ExecInput,
     McpServerSpec,
-    NetworkPolicy,
     Placement,
     PrepareAction,
     RuntimeSpec,
@@ -54,7 +52,6 @@ __all__ = [
     "Fidelity",
     "HarnessReport",
     "McpServerSpec",
-    "NetworkPolicy",
     "NodeHealth",
     "NodeRecord",
     "Outcome",
@@ -66,7 +63,6 @@ __all__ = [
     "RolloutState",
     "RolloutSummary",
     "RuntimeSpec",
-    "SandboxReport",
     "StageBudgets",
     "StageMetrics",
     "StepReport",

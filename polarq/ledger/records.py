@@ -132,12 +132,11 @@ class TaskRecord:
             updated_at=updated,
             ended_at=moment(fields.get("ended_ms")),
             rollouts=tuple(RolloutRecord.read(f"{task_id}.{i}", i, r) for i, r in enumerate(rollouts) if r),
-            request=read_request(task_id, request) if request else None,
+            request=_request(task_id, request) if request else None,
         )
 
 
-def read_request(task_id: str, text: str) -> Task:
-    """A task as it was submitted. Raises `Unreadable`."""
+def _request(task_id: str, text: str) -> Task:
     try:
         return Task.model_validate(json.loads(text))
     except ValueError as exc:
