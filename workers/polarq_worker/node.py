@@ -126,8 +126,9 @@ class NodeService:
         await self._clear_leftovers()
         await self.presence.look_at_proxy()
         await self.presence.clock.ask(self.ledger)
-        await self.presence.announce()
+        # Whoever sees the node finds its limits too.
         await self.limits.publish()
+        await self.presence.announce()
         await self.presence.note("node.joined")
         self.watch.start()
         gateway = self.topology.gateway
