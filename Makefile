@@ -5,9 +5,11 @@
 #   make test-engine     the tests against a real vLLM on the CPU (downloads about 0.6 GB); with ENGINE=sglang (or
 #                        vllm) and URL=http://... against a server that runs already, MODEL=... if it serves several,
 #                        CHECKPOINT=... the folder of its model, for comparing log-probabilities (needs transformers)
+#   make test-docker     the tests against a real Docker daemon, which .ci/docker-up starts where there is none (then root)
+#   make test-apptainer  the tests against a real Apptainer, which .ci/apptainer-up makes (needs root, downloads about 60 MB)
 #   make fuzz            looks for what breaks the proxy, FUZZ_S seconds long (60), with atheris where it can be installed
 #   make chaos           kills and restarts workers, proxies and Redis, sets clocks and fails callbacks, under load for
-#                        CHAOS_S seconds (300), then proves that nothing was lost or counted twice; ARGS="--seed 7"
+#                        CHAOS_S seconds (200), then proves that nothing was lost or counted twice; ARGS="--seed 7"
 #                        repeats a run's choices
 #   make lint            ruff, mypy (strict, tests too), import contracts
 #   make lock            writes constraints.txt anew
@@ -24,7 +26,7 @@ URL ?=
 MODEL ?=
 CHECKPOINT ?=
 FUZZ_S ?= 60
-CHAOS_S ?= 300
+CHAOS_S ?= 200
 
 BIN := $(VENV)/bin
 # Byte-code is made at install, by all cores: the first start is as fast as the second, also where
@@ -34,17 +36,24 @@ INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/pyth
 # Where it is set, polarq itself would be compiled anew at each start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-engine fuzz chaos lint lock clean
+.PHONY: demo test test-engine test-docker test-apptainer fuzz chaos lint lock clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/polarq demo $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -m "not docker and not engine" -n 3 --dist worksteal $(ARGS)
+	$(BIN)/pytest -m "not docker and not engine and not apptainer" -n 3 --dist worksteal $(ARGS)
 
 test-engine: $(if $(URL),$(VENV)/.dev)
 	POLARQ_ENGINE='$(ENGINE)' POLARQ_ENGINE_URL='$(URL)' POLARQ_ENGINE_MODEL='$(MODEL)' \
 		POLARQ_ENGINE_CHECKPOINT='$(CHECKPOINT)' POLARQ_ENGINE_PYTHON='$(abspath $(BIN))/python' bash .ci/engine $(ARGS)
+
+test-docker: $(VENV)/.dev
+	PYTEST='$(abspath $(BIN))/pytest' bash .ci/docker $(ARGS)
+
+test-apptainer: $(VENV)/.dev
+	bash .ci/apptainer-up
+	$(BIN)/pytest -m apptainer -n 2 --dist worksteal tests/runtimes $(ARGS)
 
 fuzz: $(VENV)/.dev
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/uv pip install --quiet --python $(BIN)/python atheris || \

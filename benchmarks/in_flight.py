@@ -1,7 +1,7 @@
 """What a thousand rollouts in flight cost one worker: memory, its loop's lag, processor time.
 
     python benchmarks/in_flight.py                              1,000 at once
-    python benchmarks/in_flight.py --runtime local --rollouts 200
+    python benchmarks/in_flight.py --runtime local --rollouts 200 [--isolation bubblewrap]
     python benchmarks/in_flight.py --holders                    who holds the memory (slow: no other figure counts)
 
 The worker, its pool, its engine, its proxy and Redis are real, and so is each rollout: a doorbell heard, a claim, a
@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import gc
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -25,14 +26,17 @@ import tracemalloc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from polarq.contracts import NodeRecord, TaskState
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.testing.program import Program
 from polarq.testing.stack import LocalStack
-from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Runtime, SandboxLayout
+from polarq.topology.runtimes import RuntimesSection
+from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout
+from polarq_worker.runtimes.fetched import Fetched
+from polarq_worker.runtimes.local import LocalRuntime
 
 NODE = "node0"
 MODULE = Path(__file__).stem
@@ -43,6 +47,7 @@ LAG_WINDOW_S = 62.0
 """A node's lag is over its last minute: after so long it says nothing of what was before."""
 FRAMES = 1
 HOLDERS = 30
+STARTS = 31
 """Lines of source shown of who holds memory."""
 TARGET_KB = 60.0
 TARGET_LAG_S = 0.05
@@ -55,7 +60,7 @@ class Waiting(Runtime):
     _gates: ClassVar[dict[str, asyncio.Task[None]]] = {}
 
     @classmethod
-    def problems(cls, spec: RuntimeSpec) -> list[str]:
+    def problems(cls, spec: RuntimeSpec, host: Host) -> list[str]:
         return [] if isinstance(spec.kwargs.get("gate"), str) else ["kwargs.gate: name a file"]
 
     @property
@@ -66,19 +71,20 @@ class Waiting(Runtime):
     def host_log_dir(self) -> Path:
         return self.root / "logs"
 
-    async def start(self) -> None:
+    async def start(self, *, snapshot: str | None = None, online: bool = True) -> None:
         """Nothing to start."""
 
-    async def exec(
+    async def _exec(
         self,
         command: str | Sequence[str],
         *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+        stdin: bytes | None,
         timeout_s: float,
-        log: str | None = None,
-        max_output_bytes: int = 1 << 20,
+        log: str | None,
+        max_output_bytes: int,
     ) -> ExecResult:
         if "snapshot" in self.spec.kwargs:
             gc.collect()
@@ -109,8 +115,8 @@ class Waiting(Runtime):
     async def get_file(self, source: str, target: Path, max_bytes: int) -> None:
         pass
 
-    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> None:
-        pass
+    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> Fetched:
+        return Fetched()
 
     async def stop(self) -> None:
         pass
@@ -247,6 +253,29 @@ def measure(stack: LocalStack, rollouts: int, group: int, runtime: str, quiet_s:
     return looks
 
 
+async def starts(isolation: str) -> None:
+    """Prints what one local sandbox takes, alone, one after the other."""
+    settings = RuntimesSection.parse({"local": {"isolation": isolation}})
+    taken: list[tuple[float, float, float]] = []
+    with tempfile.TemporaryDirectory(prefix="polarq-starts-") as home:
+        for number in range(STARTS):
+            host = Host(folder=Path(home) / "kept", settings=settings, private=(Path(home),))
+            runtime = LocalRuntime(
+                RuntimeSpec(backend="local"), runtime_id=str(number), root=Path(home) / str(number), host=host
+            )
+            times = [time.perf_counter()]
+            for step in (runtime.start(online=isolation == "none"), runtime.exec(["true"], timeout_s=MOST_S)):
+                await step
+                times.append(time.perf_counter())
+            await runtime.stop()
+            times.append(time.perf_counter())
+            taken.append((times[1] - times[0], times[2] - times[1], times[3] - times[2]))
+    words = ("start", "first command", "stop")
+    medians = [statistics.median(column) * 1000 for column in zip(*taken[1:], strict=True)]
+    shown = ", ".join(f"{what} {median:.1f} ms" for what, median in zip(words, medians, strict=True))
+    print(f"one local sandbox, isolation {isolation}, median of {STARTS - 1}: {shown}")
+
+
 def snapshot(stack: LocalStack, name: str) -> tracemalloc.Snapshot:
     """What the worker has allocated, as one more rollout finds it."""
     path = stack.home / f"{name}.snapshot"
@@ -312,23 +341,27 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=1000)
     parser.add_argument("--group", type=int, default=8, help="rollouts per task")
     parser.add_argument("--runtime", default="none", help="none, or the name of an installed one")
+    parser.add_argument("--isolation", default="none", choices=["none", "bubblewrap"], help="of local sandboxes")
     parser.add_argument("--quiet-s", type=float, default=LAG_WINDOW_S, help="how long it is watched in each state")
     parser.add_argument("--holders", action="store_true", help="print who holds the memory, and nothing else")
     options = parser.parse_args()
     env = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])}
     if options.holders:
         env["PYTHONTRACEMALLOC"] = str(FRAMES)
-    node = {"max_run_workers": options.rollouts + 1, "ready_buffer": 0}
+    node: dict[str, Any] = {"max_run_workers": options.rollouts + 1, "ready_buffer": 0}
     # As in a deployment, where the local stack beats faster.
     sections = {"security": {"allowed_modules": [MODULE]}, "gateway": {"heartbeat_interval_seconds": 5.0}}
-    with (
-        tempfile.TemporaryDirectory(prefix="polarq-in-flight-") as home,
-        LocalStack(Path(home), nodes={NODE: node}, sections=sections, env=env, bound=True) as stack,
-    ):
-        if options.holders:
-            holders(stack, options.rollouts, options.group)
-            return
-        looks = measure(stack, options.rollouts, options.group, options.runtime, options.quiet_s)
+    if options.runtime == "local":
+        asyncio.run(starts(options.isolation))
+    with tempfile.TemporaryDirectory(prefix="polarq-in-flight-") as home:
+        # The gate is looked at by whoever a sandbox runs as.
+        Path(home).chmod(0o755)
+        node["runtimes"] = {"local": {"isolation": options.isolation, "visible": [home]}}
+        with LocalStack(Path(home), nodes={NODE: node}, sections=sections, env=env, bound=True) as stack:
+            if options.holders:
+                holders(stack, options.rollouts, options.group)
+                return
+            looks = measure(stack, options.rollouts, options.group, options.runtime, options.quiet_s)
     report(looks, options.rollouts, options.group, options.runtime)
 
 

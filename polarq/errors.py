@@ -8,6 +8,7 @@ does not answer, a task that is not there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 
 class PolarqError(Exception):
@@ -106,6 +107,10 @@ class ArchiveFailed(PolarqError):
     """The archive cannot be written (`retention.archive`). Nothing was deleted."""
 
 
+class ArtifactsUnavailable(PolarqError):
+    """Files of a sandbox cannot be stored, read or removed (`artifacts.place`)."""
+
+
 class ResultTimeout(PolarqError):
     """The task did not finish within the time the caller was ready to wait. It goes on running."""
 
@@ -119,7 +124,51 @@ class GrantRefused(PolarqError):
 
 
 class RuntimeFault(PolarqError):
-    """The sandbox could not be started or was lost (boundary `runtime`)."""
+    """The sandbox could not be started or was lost (boundary `runtime`). `reason` becomes `Outcome.reason`."""
+
+    reason: ClassVar[str] = "runtime_failed"
+
+
+class SandboxLost(RuntimeFault):
+    """It was there, and is not any more."""
+
+    reason = "sandbox_lost"
+
+
+class OutOfMemory(RuntimeFault):
+    """The kernel killed a process of the sandbox for want of memory."""
+
+    reason = "out_of_memory"
+
+
+class DiskFull(RuntimeFault):
+    """A disk of the node, or of the sandbox, has no room left."""
+
+    reason = "disk_full"
+
+
+class CannotBeKept(RuntimeFault):
+    """What is in a sandbox's files holds for that one alone: it makes no snapshot, and each is prepared anew."""
+
+    reason = "cannot_be_kept"
+
+
+class ImageMissing(RuntimeFault):
+    """There is no such image, here or where it would come from."""
+
+    reason = "image_missing"
+
+
+class ImageDenied(RuntimeFault):
+    """The image's registry wants another login."""
+
+    reason = "image_denied"
+
+
+class BackendAway(RuntimeFault):
+    """What runs the sandboxes (a daemon, a program, a cluster) is not there or does not answer."""
+
+    reason = "backend_away"
 
 
 class HarnessFault(PolarqError):

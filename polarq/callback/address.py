@@ -20,18 +20,16 @@ from __future__ import annotations
 
 import fnmatch
 import ipaddress
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
+from polarq.hosts import CLOUD_METADATA, Address, as_address, canonical_host
 from polarq.topology.redis_address import ports_of
 
 if TYPE_CHECKING:
     from polarq.topology.models import Topology
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 SERVICE_PORTS = frozenset(
@@ -41,14 +39,6 @@ SERVICE_PORTS = frozenset(
     }
 )
 """Ports on loopback at which a request that nobody meant could do harm: databases, brokers, cluster control."""
-
-CLOUD_METADATA = frozenset(
-    ipaddress.ip_address(text) for text in ("100.100.100.200", "168.63.129.16", "fd00:ec2::254", "fd20:ce::254")
-)
-"""Instance metadata services that are not link-local."""
-
-_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
-_NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,33 +167,6 @@ def own_ports(topology: Topology, *more_urls: str) -> frozenset[int]:
     ports |= {urlsplit(endpoint.base_url).port or 0 for node in topology.gateway.nodes for endpoint in node.endpoints}
     ports |= {topology.rollout.port, *(node.port for node in topology.gateway.nodes)}
     return frozenset(port for port in ports if port)
-
-
-def canonical_host(host: str) -> str:
-    """A host in its one spelling. Raises ValueError for other ways to write an address, and for what is no host."""
-    host = host.lower()
-    if ":" in host:
-        try:
-            address = ipaddress.IPv6Address(host)
-        except ValueError:
-            raise ValueError(f"'{host}' is not an IPv6 address") from None
-        embedded = int(address) >> 32 == 0 and int(address) > 1
-        if address.ipv4_mapped is not None or embedded or address.scope_id is not None:
-            raise ValueError(f"'{host}' writes an address in a roundabout way; write the plain one")
-        return str(address)
-    host = host.removesuffix(".")
-    if not host or len(host) > 253 or not all(_LABEL.fullmatch(label) for label in host.split(".")):
-        raise ValueError(f"'{host}' is not a host name")
-    if _NUMERIC_LABEL.fullmatch(host.rpartition(".")[2]) and as_address(host) is None:
-        raise ValueError(f"'{host}' writes an address in a roundabout way; write it as four decimal numbers")
-    return host
-
-
-def as_address(host: str) -> Address | None:
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
 
 
 def may_connect(target: Target, address: Address) -> bool:

@@ -28,10 +28,11 @@ from functools import cache
 
 import httpx
 
-from polarq.callback.address import Target, as_address, check_callback_url, may_connect
+from polarq.callback.address import Target, check_callback_url, may_connect
 from polarq.callback.record import CallbackAttempt, Ending
 from polarq.contracts.task import Task
 from polarq.errors import PolarqError
+from polarq.hosts import as_address
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ import typer
 
 import polarq
 from polarq.cli.acknowledge import acknowledge
+from polarq.cli.artifacts import artifacts
 from polarq.cli.cancel import cancel
 from polarq.cli.capacity import capacity
 from polarq.cli.config import config
@@ -64,6 +65,7 @@ app.add_typer(config, name="config", rich_help_panel=FIRST)
 app.command("submit", rich_help_panel=TASKS)(submit)
 app.command("show", rich_help_panel=TASKS)(show)
 app.command("tail", rich_help_panel=TASKS)(tail)
+app.command("artifacts", rich_help_panel=TASKS)(artifacts)
 app.command("cancel", rich_help_panel=TASKS)(cancel)
 app.command("acknowledge", rich_help_panel=TASKS)(acknowledge)
 app.command("status", rich_help_panel=FLEET)(status)

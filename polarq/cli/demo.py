@@ -129,6 +129,7 @@ def _start(running: ExitStack, story: Story, interrupts: Interrupts, max_run_wor
         sections={"redis": {"url": url, "prefix": prefix}, "gateway": {"drain_grace_s": DRAIN_GRACE_S}},
         redis_url=url,
         bound=True,
+        isolation="auto",
         env={"NO_PROXY": _no_proxy("NO_PROXY"), "no_proxy": _no_proxy("no_proxy")},
     )
     running.callback(stack.stop)

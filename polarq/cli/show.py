@@ -11,12 +11,14 @@ import typer
 from rich.text import Text
 
 from polarq.callback.record import CallbackAttempt, Ending
+from polarq.cli.artifacts import artifact_lines
 from polarq.cli.door import Door, find_task, open_door
 from polarq.cli.options import Config, Json, Url
 from polarq.cli.outcome import ExitCode, Unusable, command, rollout_code, task_code
 from polarq.cli.picture import Picture, Row, counts_text, number, print_rollouts, state_text
 from polarq.cli.terminal import Column, Screen, local_time, print_json, print_table, seconds, shown, shown_lines
 from polarq.contracts.rollout import RolloutResult, StepReport
+from polarq.contracts.sandbox import SandboxReport
 from polarq.contracts.trajectory import Trace, Trajectory
 
 
@@ -143,8 +145,25 @@ def _print_rollout(screen: Screen, result: RolloutResult, *, trajectory: bool) -
         for number_, step in enumerate(result.harness.steps):
             for line in _step_lines(number_, step):
                 screen.say(line)
+    if result.sandbox is not None:
+        for line in _sandbox_lines(result.sandbox):
+            screen.say(line)
+    if result.artifacts:
+        screen.say("  files:")
+        for line in artifact_lines(result.artifacts):
+            screen.say(Text("  ").append_text(line))
     if result.trajectory is not None:
         _print_trajectory(screen, result.trajectory, messages=trajectory)
+
+
+def _sandbox_lines(sandbox: SandboxReport) -> Iterator[Text]:
+    what = f"{shown(sandbox.backend)} ({shown(sandbox.isolation)}), {sandbox.origin}, network {sandbox.network}"
+    yield Text(f"  sandbox {what}")
+    for denied in sandbox.denied:
+        yield Text(f"    refused: {shown(denied.target)} ({denied.count})", "yellow")
+    for cut in sandbox.history:
+        done = f"{cut.refs_removed} refs and {cut.commits_removed} commits taken away"
+        yield Text(f"    history of {shown(cut.repository)}: {shown(cut.problem, limit=200) or done}")
 
 
 def _step_lines(index: int, step: StepReport) -> Iterator[Text]:

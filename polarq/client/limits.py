@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
-
 from polarq.callback.address import check_callback_url, own_ports
 from polarq.contracts.task import Task
 from polarq.errors import InvalidTask
+from polarq.topology.allowed import not_allowed
 from polarq.topology.models import LimitsSection, Topology
 
 
@@ -18,10 +17,7 @@ def check_task(task: Task, topology: Topology) -> None:
         problems.append(f"num_samples: {task.num_samples}; this deployment allows {budgets.max_samples}")
     if task.timeout_seconds > budgets.max_timeout_s:
         problems.append(f"timeout_seconds: {task.timeout_seconds:g}; this deployment allows {budgets.max_timeout_s:g}")
-    if task.runtime is not None and task.runtime.image:
-        image = task.runtime.image
-        if not any(fnmatch.fnmatchcase(image, pattern) for pattern in security.allowed_images):
-            problems.append(f"runtime.image: '{image}' is not among security.allowed_images")
+    problems += not_allowed(task, security)
     if task.callback_url is not None:
         problem = check_callback_url(task.callback_url, security.callback_hosts, own_ports(topology))
         if problem is not None:

@@ -96,9 +96,7 @@ class Candidate:
             return "is paused"
         if self.record.stopping:
             return "is stopping"
-        if self.record.health.inference is False:
-            return "has no usable inference"
-        return None
+        return self.record.health.unusable
 
 
 def fleet_of(nodes: Sequence[NodeRecord], topology: Topology) -> list[Candidate]:

@@ -21,12 +21,14 @@ from polarq.contracts.rollout import (
     TaskState,
     Timing,
 )
+from polarq.contracts.sandbox import SandboxReport
 from polarq.contracts.specs import (
     AgentSpec,
     BuilderSpec,
     EvaluatorSpec,
     ExecInput,
     McpServerSpec,
+    NetworkPolicy,
     Placement,
     PrepareAction,
     RuntimeSpec,
@@ -52,6 +54,7 @@ __all__ = [
     "Fidelity",
     "HarnessReport",
     "McpServerSpec",
+    "NetworkPolicy",
     "NodeHealth",
     "NodeRecord",
     "Outcome",
@@ -63,6 +66,7 @@ __all__ = [
     "RolloutState",
     "RolloutSummary",
     "RuntimeSpec",
+    "SandboxReport",
     "StageBudgets",
     "StageMetrics",
     "StepReport",

@@ -55,7 +55,8 @@ class TestOnOutputConfig(Contract):
     keep_agent_scaffolding: bool = False
     """Grade with the agent's own conftest.py, pytest.ini and changed tests, too."""
     report_path: NonBlank | None = None
-    """A JUnit XML or JSON report that the test command writes (relative to `repo_dir`); it counts, not the output."""
+    """A JUnit XML or JSON report that the test command writes (relative to `repo_dir`); it counts, not the output. In
+    the agent's own sandbox a test that the output tells of as failed has failed, whatever stands in the report."""
 
     @field_validator("expected_output_json", mode="before")
     @classmethod

@@ -21,12 +21,34 @@ class StageMetrics(Contract):
     postrun_inflight: int = Field(0, ge=0)
 
 
+class PoolMetrics(Contract):
+    """A node's warm pool: sandboxes made ahead, what recipes left on disk, and how sandboxes were come by so far."""
+
+    idle: int = Field(0, ge=0)
+    coming: int = Field(0, ge=0)
+    """Being made ahead."""
+    snapshots: int = Field(0, ge=0)
+    snapshots_mb: int = Field(0, ge=0)
+    taken_warm: int = Field(0, ge=0)
+    taken_from_snapshot: int = Field(0, ge=0)
+    taken_cold: int = Field(0, ge=0)
+
+
 class NodeHealth(Contract):
     """What the node last saw of its parts. None: not checked yet."""
 
     proxy: bool | None = None
     inference: bool | None = None
+    disk: bool | None = None
+    """Whether its state folder has room for another rollout."""
     message: str = ""
+
+    @property
+    def unusable(self) -> str | None:
+        """Why nothing new makes sense on this node, a few words; None: nothing speaks against it."""
+        if self.inference is False:
+            return "has no usable inference"
+        return "has no room on its disk" if self.disk is False else None
 
 
 class NodeRecord(Contract):
@@ -42,6 +64,7 @@ class NodeRecord(Contract):
     max_run_workers: int = Field(1, ge=1)
     max_postrun_workers: int = Field(1, ge=1)
     metrics: StageMetrics = StageMetrics()
+    pool: PoolMetrics = PoolMetrics()
     loop_lag_s: float | None = Field(None, ge=0)
     """How late the engine's loop turns: 99th percentile of the last minute, in seconds."""
     queue_depth: int = Field(0, ge=0)

@@ -8,7 +8,9 @@ from typing import Any
 
 from pydantic import Field
 
+from polarq.contracts.artifacts import Artifact
 from polarq.contracts.base import Contract
+from polarq.contracts.sandbox import SandboxReport
 from polarq.contracts.trajectory import Trajectory
 
 
@@ -100,6 +102,8 @@ class StepReport(Contract):
     truncated: bool = False
     log: str | None = None
     message: str = ""
+    out_of_memory: bool = False
+    """The kernel killed something of the sandbox meanwhile because its memory was used up."""
 
 
 class HarnessReport(Contract):
@@ -122,15 +126,36 @@ class Reward(Contract):
 
 
 class Timing(Contract):
-    """Seconds spent per stage (monotonic clock); None: the stage was not reached."""
+    """Seconds (monotonic clock); None: it was not reached, or there was nothing of the kind.
+
+    The stages follow one another. What is indented below a stage is a part of it.
+    """
 
     queue_s: float | None = None
     prepare_s: float | None = None
+    sandbox_start_s: float | None = None
+    """Starting it, where that was done for this rollout."""
+    sandbox_check_s: float | None = None
+    """Whether one that had waited was alive."""
+    recipe_s: float | None = None
+    """Its prepare actions, where they had to be done."""
+    history_s: float | None = None
+    """Taking from its repository what lies after the checked-out commit."""
     ready_s: float | None = None
     agent_s: float | None = None
+    agent_setup_s: float | None = None
+    agent_exec_s: float | None = None
+    agent_postprocess_s: float | None = None
+    post_queue_s: float | None = None
+    """From the harness's end until there was a place to go on."""
     build_s: float | None = None
     evaluate_s: float | None = None
+    eval_sandbox_start_s: float | None = None
+    eval_sandbox_check_s: float | None = None
+    eval_recipe_s: float | None = None
     teardown_s: float | None = None
+    artifacts_s: float | None = None
+    sandbox_stop_s: float | None = None
     total_s: float | None = None
     """From claim to commit."""
 
@@ -238,6 +263,10 @@ class RolloutResult(Contract):
     """None where trajectories were left out, or when the rollout never captured anything."""
     payload: PayloadRef | None = None
     harness: HarnessReport | None = None
+    sandbox: SandboxReport | None = None
+    """None where none was started."""
+    artifacts: list[Artifact] = []
+    """What came back from the sandbox, and what did not, with the reason."""
     losses: list[Loss] = []
     """Earlier attempts that ended with the loss of their worker, the newest 20."""
     timing: Timing = Timing()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from polarq.contracts.base import ID_PATTERN, Contract
+from polarq.hosts import AllowedHost
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 NonBlank = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
@@ -68,15 +70,43 @@ class PrepareAction(Contract):
         return self
 
 
+class NetworkPolicy(StrEnum):
+    """What a sandbox reaches while its harness runs and is graded."""
+
+    NONE = "none"
+    """The model's proxy, on the sandbox's own loopback; nothing else, and there is nobody to ask."""
+    PROXY_ONLY = "proxy-only"
+    """The same, and who asks for anything else is refused by name, which is recorded."""
+    ALLOWLIST = "allowlist"
+    """`allowed_hosts` too, through an HTTP proxy that the usual variables name."""
+    FULL = "full"
+    """Whatever the machine reaches."""
+
+
 class RuntimeSpec(Contract):
     """The sandbox a rollout runs in."""
 
     backend: Name = "docker"
     image: str = ""
     prepare: list[PrepareAction] = []
+    """Leaves files, never processes: a rollout starts from what its recipe left on disk."""
     eval_prepare: list[PrepareAction] | None = None
     env: Env = {}
-    network: str | None = "host"
+    network: str | None = None
+    """A network of the backend by its name (Docker's `host`, `bridge`, ...), with policy `full`."""
+    network_policy: NetworkPolicy | None = None
+    """None: `none` where `allow_internet` is false or `network` is none, `full` where `network` is named, else the
+    topology's `security.default_network_policy`."""
+    allowed_hosts: list[NonBlank] = []
+    """With policy `allowlist`: host, host:port or *.domain (ports 80 and 443 where none is named)."""
+    user: NonBlank | None = None
+    """Who runs the harness, by name or number; None: as the image says."""
+    max_processes: int | None = Field(None, gt=0)
+    reuse: bool = False
+    """Lets a sandbox that a rollout of the same recipe has used be used again, as that one left it."""
+    scrub_history: bool | None = None
+    """Take from the repository what lies after its checked-out commit (branches, tags, reflogs, loose objects) before
+    the harness sees it. None: where the evaluator names a repository (`repo_dir`)."""
     workdir: NonBlank | None = None
     cpus: float | None = Field(None, gt=0)
     memory_mb: int | None = Field(None, gt=0)
@@ -90,11 +120,39 @@ class RuntimeSpec(Contract):
 
     _env = field_validator("env")(_checked_env)
 
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _hosts_that_there_can_be(cls, entries: list[str]) -> list[str]:
+        for entry in entries:
+            AllowedHost.parse(entry)
+        return entries
+
     @model_validator(mode="after")
     def _image_where_one_is_needed(self) -> Self:
         if self.import_path is None and self.backend in {"docker", "apptainer"} and not self.image.strip():
             raise ValueError(f"backend '{self.backend}' needs 'image'")
         return self
+
+    @model_validator(mode="after")
+    def _one_word_about_the_network(self) -> Self:
+        policy = self.network_policy
+        if self.allowed_hosts and policy is not NetworkPolicy.ALLOWLIST:
+            raise ValueError("'allowed_hosts' goes with network_policy 'allowlist'")
+        if policy is NetworkPolicy.ALLOWLIST and not self.allowed_hosts:
+            raise ValueError("network_policy 'allowlist' needs 'allowed_hosts'")
+        if policy in {NetworkPolicy.ALLOWLIST, NetworkPolicy.FULL} and not self.allow_internet:
+            raise ValueError(f"network_policy '{policy}' and 'allow_internet: false' contradict each other")
+        if policy not in {None, NetworkPolicy.FULL} and self.network not in {None, "", "none"}:
+            raise ValueError(f"'network' ({self.network}) goes with network_policy 'full'")
+        return self
+
+    def policy(self, default: NetworkPolicy) -> NetworkPolicy:
+        """The policy that holds, where a topology's default is `default`."""
+        if self.network_policy is not None:
+            return self.network_policy
+        if not self.allow_internet or self.network == "none":
+            return NetworkPolicy.NONE
+        return NetworkPolicy.FULL if self.network else default
 
 
 class McpServerSpec(Contract):

@@ -16,6 +16,7 @@ import yaml
 from pydantic import Field, StringConstraints, field_validator, model_validator
 from pydantic_core import to_json
 
+from polarq.contracts.artifacts import ArtifactSpec
 from polarq.contracts.base import ID_PATTERN, Contract
 from polarq.contracts.evaluators import check_evaluator
 from polarq.contracts.specs import (
@@ -84,6 +85,8 @@ class Task(Contract):
     placement: Placement = Placement()
     model: ModelRules = ModelRules()
     """Limits and sampling parameters of the rollout's model calls."""
+    artifacts: list[ArtifactSpec] = Field([], max_length=100)
+    """Files of the sandbox that come back with the result."""
 
     @field_validator("instruction")
     @classmethod

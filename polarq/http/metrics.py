@@ -181,6 +181,26 @@ def _add_nodes(page: Page, nodes: list[NodeRecord]) -> None:
         [({**of, "stage": name}, value) for of, node in each for name, value in node.metrics.model_dump().items()],
     )
     page.add(
+        "polarq_node_pool",
+        "gauge",
+        "A node's warm pool: sandboxes that wait or are made ahead, snapshots of recipes and their megabytes.",
+        [
+            ({**of, "what": what}, getattr(node.pool, what))
+            for of, node in each
+            for what in ("idle", "coming", "snapshots", "snapshots_mb")
+        ],
+    )
+    page.add(
+        "polarq_node_sandboxes_taken_total",
+        "counter",
+        "Sandboxes that a node's worker handed to rollouts, by how it came by them.",
+        [
+            ({**of, "from": origin}, getattr(node.pool, name))
+            for of, node in each
+            for origin, name in (("warm", "taken_warm"), ("snapshot", "taken_from_snapshot"), ("cold", "taken_cold"))
+        ],
+    )
+    page.add(
         "polarq_node_capacity",
         "gauge",
         "Rollouts a node works on at once, per stage.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
@@ -17,6 +17,7 @@ from polarq.contracts.rollout import (
     TaskCounts,
     Timing,
 )
+from polarq.contracts.sandbox import SandboxReport
 from polarq.contracts.trajectory import Trace, Trajectory
 from polarq.http.polar_shapes import (
     GatewayNodeInfo,
@@ -26,6 +27,7 @@ from polarq.http.polar_shapes import (
     SessionRow,
     SessionStatusWord,
     SessionTiming,
+    SessionTimingDetail,
 )
 from polarq.ledger.records import RolloutRecord
 
@@ -75,6 +77,43 @@ def timing(spent: Timing) -> SessionTiming:
     return answer
 
 
+_DETAIL = {
+    "ready_queue_ms": "ready_s",
+    "postrun_queue_ms": "post_queue_s",
+    "container_start_ms": "sandbox_start_s",
+    "eval_container_start_ms": "eval_sandbox_start_s",
+    "runtime_validation_ms": "sandbox_check_s",
+    "eval_runtime_validation_ms": "eval_sandbox_check_s",
+    "prepare_ms": "recipe_s",
+    "eval_prepare_ms": "eval_recipe_s",
+    "agent_setup_ms": "agent_setup_s",
+    "agent_exec_ms": "agent_exec_s",
+    "agent_postprocess_ms": "agent_postprocess_s",
+    "build_ms": "build_s",
+    "eval_ms": "evaluate_s",
+    "runtime_stop_ms": "sandbox_stop_s",
+}
+"""Polar's later keys, by the part of `Timing` that is the same thing."""
+
+
+def timing_detail(spent: Timing, sandbox: SandboxReport | None) -> SessionTimingDetail:
+    seconds = spent.model_dump()
+    found = {key: seconds[part] * 1000 for key, part in _DETAIL.items() if seconds[part] is not None}
+    if spent.total_s is not None:
+        found["e2e_ms"] = ((spent.queue_s or 0.0) + spent.total_s) * 1000
+    answer = cast(SessionTimingDetail, {**timing(spent), **found})
+    if sandbox is not None:
+        times = sandbox.exec_times
+        answer["runtime_exec_ms"] = times.total_s * 1000
+        answer["runtime_exec_count"] = times.count
+        answer["runtime_exec_timeout_count"] = times.timed_out
+        answer["runtime_exec_failure_count"] = times.failed
+        answer["runtime_exec_cancelled_count"] = times.cancelled
+        answer["runtime_exec_ms_by_category"] = {kind.value: s * 1000 for kind, s in times.seconds.items()}
+        answer["runtime_exec_count_by_category"] = {kind.value: count for kind, count in times.counts.items()}
+    return answer
+
+
 def session_result(
     result: RolloutResult,
     *,
@@ -98,6 +137,7 @@ def session_result(
         "status": status,
         "trajectory": _trajectory(result, builder, summary, status, error),
         "timing": timing(result.timing),
+        "timing_detail": timing_detail(result.timing, result.sandbox),
         "node_id": result.node_id,
         "error": error,
         "metadata": result.metadata,

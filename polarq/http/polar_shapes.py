@@ -48,14 +48,45 @@ class SessionTiming(TypedDict):
     postrun_ms: NotRequired[float]
 
 
+class SessionTimingDetail(SessionTiming):
+    """What Polar's later line has in its `timing`, which a client of the released line could not read. What there is
+    nothing of here has no key: a dispatcher, a result that is waited for, steps after the run."""
+
+    ready_queue_ms: NotRequired[float]
+    postrun_queue_ms: NotRequired[float]
+    container_start_ms: NotRequired[float]
+    eval_container_start_ms: NotRequired[float]
+    runtime_validation_ms: NotRequired[float]
+    eval_runtime_validation_ms: NotRequired[float]
+    prepare_ms: NotRequired[float]
+    eval_prepare_ms: NotRequired[float]
+    agent_setup_ms: NotRequired[float]
+    agent_exec_ms: NotRequired[float]
+    agent_postprocess_ms: NotRequired[float]
+    build_ms: NotRequired[float]
+    eval_ms: NotRequired[float]
+    runtime_stop_ms: NotRequired[float]
+    e2e_ms: NotRequired[float]
+    """From submission to the end of the teardown."""
+    runtime_exec_ms: NotRequired[float]
+    runtime_exec_count: NotRequired[int]
+    runtime_exec_timeout_count: NotRequired[int]
+    runtime_exec_failure_count: NotRequired[int]
+    runtime_exec_cancelled_count: NotRequired[int]
+    runtime_exec_ms_by_category: NotRequired[dict[str, float]]
+    """By what polarq ran a command for: prepare, setup, agent, repository, verifier, artifacts, other."""
+    runtime_exec_count_by_category: NotRequired[dict[str, int]]
+
+
 class SessionResult(TypedDict):
-    """One ended rollout. `outcome` and `rollout` are polarq's."""
+    """One ended rollout. `outcome`, `rollout` and `timing_detail` are polarq's."""
 
     session_id: str
     task_id: str
     status: Literal["COMPLETED", "ERROR", "TIMEOUT"]
     trajectory: PolarTrajectory
     timing: SessionTiming
+    timing_detail: SessionTimingDetail
     node_id: str | None
     error: str | None
     metadata: dict[str, Any]

@@ -132,11 +132,12 @@ class TaskRecord:
             updated_at=updated,
             ended_at=moment(fields.get("ended_ms")),
             rollouts=tuple(RolloutRecord.read(f"{task_id}.{i}", i, r) for i, r in enumerate(rollouts) if r),
-            request=_request(task_id, request) if request else None,
+            request=read_request(task_id, request) if request else None,
         )
 
 
-def _request(task_id: str, text: str) -> Task:
+def read_request(task_id: str, text: str) -> Task:
+    """A task as it was submitted. Raises `Unreadable`."""
     try:
         return Task.model_validate(json.loads(text))
     except ValueError as exc:

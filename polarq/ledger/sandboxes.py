@@ -27,6 +27,11 @@ def drop_sandbox(keys: Keys, record: SandboxRecord) -> Call[None]:
     return Call(lambda _: None, commands=(("HDEL", keys.sandboxes(record.node_id), record.runtime_id),))
 
 
+def forget_sandboxes(keys: Keys, node_id: str, runtime_ids: Sequence[str]) -> Call[None]:
+    """At least one. Those without a record are passed over."""
+    return Call(lambda _: None, commands=(("HDEL", keys.sandboxes(node_id), *runtime_ids),))
+
+
 def sandboxes_of(keys: Keys, node_ids: Sequence[str]) -> Call[list[SandboxRecord]]:
     """All that these nodes' workers started and nobody is known to have stopped."""
 
@@ -37,16 +42,24 @@ def sandboxes_of(keys: Keys, node_ids: Sequence[str]) -> Call[list[SandboxRecord
 
 
 def of_no_use(keys: Keys, records: Sequence[SandboxRecord]) -> Call[list[SandboxRecord]]:
-    """Those whose attempt is over for the ledger: nothing that happens in them counts any more."""
-    commands = tuple(("HMGET", keys.rollout(record.rollout_id), "state", "token") for record in records)
+    """Those whose attempt is over for the ledger: nothing that happens in them counts any more. What waits for a
+    rollout is of use to the worker that has its node's place."""
+    commands = tuple(
+        ("HMGET", keys.rollout(record.rollout_id), "state", "token")
+        if record.rollout_id
+        else ("GET", keys.node_alive(record.node_id))
+        for record in records
+    )
 
-    def read(replies: list[list[bytes | None]]) -> list[SandboxRecord]:
+    def read(replies: list[Any]) -> list[SandboxRecord]:
         return [record for record, reply in zip(records, replies, strict=True) if not _held(record, reply)]
 
     return Call(read, commands=commands)
 
 
-def _held(record: SandboxRecord, reply: list[Any]) -> bool:
+def _held(record: SandboxRecord, reply: Any) -> bool:
+    if not record.rollout_id:
+        return reply is not None and decode(reply) == record.incarnation
     state, token = reply
     return state is not None and RolloutState(decode(state)) in ACTIVE and int(token or 0) == record.token
 

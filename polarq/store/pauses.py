@@ -175,34 +175,9 @@ async def _do(redis: Redis, call: Call[T]) -> T:
     return call.read(replies)
 
 
-async def set_pause(redis: Redis, keys: Keys, *, lease_s: float, mode: PauseMode = "drain", run_id: str = "") -> Pause:
-    """Raises `LedgerUnavailable`."""
-    return await _do(redis, pausing(keys, lease_s=lease_s, mode=mode, run_id=run_id))
-
-
-async def clear_pause(redis: Redis, keys: Keys, run_id: str = "") -> bool:
-    """Raises `LedgerUnavailable`."""
-    return await _do(redis, resuming(keys, run_id))
-
-
-async def read_pause(redis: Redis, keys: Keys, run_id: str = "") -> Pause | None:
-    """That of a run, or without a run that of all. Raises `LedgerUnavailable`."""
-    return (await read_pauses(redis, keys)).get(run_id)
-
-
 async def read_pauses(redis: Redis, keys: Keys) -> dict[str, Pause]:
     """Raises `LedgerUnavailable`."""
     return await _do(redis, all_pauses(keys))
-
-
-async def read_acks(redis: Redis, keys: Keys) -> list[PauseAck]:
-    """Raises `LedgerUnavailable`."""
-    return await _do(redis, all_acks(keys))
-
-
-async def read_presence(redis: Redis, keys: Keys, processes: Iterable[Process]) -> dict[Process, int]:
-    """Raises `LedgerUnavailable`."""
-    return await _do(redis, presence(keys, processes))
 
 
 async def acknowledge(redis: Redis, keys: Keys, ack: PauseAck) -> None:

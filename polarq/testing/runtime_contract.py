@@ -2,13 +2,20 @@
 
     class TestMyRuntime(RuntimeContract):
         @pytest.fixture
-        async def runtime(self, tmp_path: Path) -> AsyncIterator[Runtime]:
-            runtime = MyRuntime(RuntimeSpec(..., env=CONTRACT_ENV), runtime_id="contract", root=tmp_path / "root")
-            await runtime.start()
-            yield runtime
-            await runtime.stop()
+        async def new(self, tmp_path: Path) -> AsyncIterator[New]:
+            made = []
+            host = Host("node0", "1", tmp_path / "kept")
 
-The sandbox needs bash, coreutils and setsid (util-linux).
+            def new(runtime_id: str) -> Runtime:
+                made.append(MyRuntime(SPEC, runtime_id=runtime_id, root=tmp_path / runtime_id, host=host))
+                return made[-1]
+
+            yield new
+            for runtime in made:
+                await runtime.stop()
+
+with `env=CONTRACT_ENV` in its spec. What a backend cannot do it says with a reason (`no_users`, `no_snapshots`,
+`no_offline`); then the suite looks that it refuses. The sandbox needs bash, coreutils, grep, getent and setsid.
 """
 
 from __future__ import annotations
@@ -16,93 +23,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
 
 import pytest
 
 from polarq.contracts.rollout import ExecKind
 from polarq.errors import RuntimeFault
+from polarq.testing.runtime_contract_files import HostileFilesContract, TransferContract
+from polarq.testing.runtime_contract_lives import AloneContract, OfflineContract, SnapshotContract
+from polarq.testing.runtime_protocols import CONTRACT_ENV, LONG_S, New, Sandbox, appears, lives
 
-CONTRACT_ENV = {"CONTRACT_SPEC": "from the spec", "CONTRACT_BOTH": "from the spec"}
-"""`env` of the spec that the runtime under test is made with."""
-LONG_S = 120.0
-
-
-class Layout(Protocol):
-    @property
-    def session_dir(self) -> str: ...
-    @property
-    def artifacts_dir(self) -> str: ...
-    @property
-    def agent_log_dir(self) -> str: ...
-    @property
-    def eval_log_dir(self) -> str: ...
-
-
-class Result(Protocol):
-    @property
-    def kind(self) -> ExecKind: ...
-    @property
-    def ok(self) -> bool: ...
-    @property
-    def exit_code(self) -> int | None: ...
-    @property
-    def signal(self) -> int | None: ...
-    @property
-    def stdout(self) -> bytes: ...
-    @property
-    def stderr(self) -> bytes: ...
-    @property
-    def stdout_text(self) -> str: ...
-    @property
-    def stderr_text(self) -> str: ...
-    @property
-    def stdout_bytes(self) -> int: ...
-    @property
-    def truncated(self) -> bool: ...
-    @property
-    def message(self) -> str: ...
-
-
-class Sandbox(Protocol):
-    """`polarq_worker.runtimes.base.Runtime`, as far as its tests need it."""
-
-    @property
-    def layout(self) -> Layout: ...
-    @property
-    def host_log_dir(self) -> Path: ...
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
-        timeout_s: float,
-        log: str | None = None,
-        max_output_bytes: int = 1 << 20,
-    ) -> Result: ...
-    async def put_file(self, source: Path, target: str) -> None: ...
-    async def put_dir(self, source: Path, target: str) -> None: ...
-    async def put_bytes(self, data: bytes, target: str, mode: int = 0o644) -> None: ...
-    async def get_file(self, source: str, target: Path, max_bytes: int) -> None: ...
-    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> None: ...
-    async def stop(self) -> None: ...
-
-
-async def lives(runtime: Sandbox, pid: str) -> bool:
-    """Whether a process of the sandbox is there and not a zombie."""
-    result = await runtime.exec(f"grep -q '^State:.[^Z]' /proc/{int(pid)}/status", timeout_s=LONG_S)
-    return result.ok
-
-
-async def appears(runtime: Sandbox, path: str) -> str:
-    """Waits for a file that is not empty; its text."""
-    result = await runtime.exec(f"until [ -s {path} ]; do sleep 0.01; done; cat {path}", timeout_s=LONG_S)
-    assert result.ok, result
-    return result.stdout_text.strip()
+__all__ = ["CONTRACT_ENV", "New", "RuntimeContract", "Sandbox", "appears", "lives"]
 
 
 class CommandContract:
@@ -141,6 +71,13 @@ class CommandContract:
         assert result.kind is ExecKind.TIMED_OUT
         for name in ("stray", "child"):
             assert not await lives(runtime, await appears(runtime, name))
+
+    async def test_a_process_that_ignores_every_signal_it_can_ends_with_its_time(self, runtime: Sandbox) -> None:
+        deaf = "trap '' TERM INT HUP QUIT; echo $$ > deaf; while :; do sleep 1000; done"
+        await runtime.put_bytes(deaf.encode(), "script")
+        result = await runtime.exec("(setsid bash script &); bash script", timeout_s=2.0)
+        assert result.kind is ExecKind.TIMED_OUT
+        assert not await lives(runtime, await appears(runtime, "deaf"))
 
     async def test_cancelling_kills_the_command_and_is_raised_again(self, runtime: Sandbox) -> None:
         running = asyncio.ensure_future(runtime.exec("echo $$ > pid; sleep 1000", timeout_s=LONG_S))
@@ -218,9 +155,43 @@ class OutputContract:
         assert (runtime.host_log_dir / "agent/step.00.stdout").read_text().split() == [str(n) for n in range(1, 100001)]
         assert (runtime.host_log_dir / "agent/step.00.stderr").read_text() == "problem\n"
 
+    async def test_the_log_is_written_while_the_command_runs(self, runtime: Sandbox) -> None:
+        script = "echo soon; until [ -e go ]; do sleep 0.01; done"
+        running = asyncio.ensure_future(runtime.exec(script, timeout_s=LONG_S, log="live"))
+        log = runtime.host_log_dir / "live.stdout"
+        # Another process writes it, and says nothing.
+        while not (log.exists() and log.read_bytes() == b"soon\n") and not running.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not running.done(), await running
+        await runtime.put_bytes(b"", "go")
+        assert (await running).ok
+
+    async def test_a_flood_of_output_ends_with_its_time_and_harms_nobody(self, runtime: Sandbox) -> None:
+        result = await runtime.exec("yes flood", timeout_s=1.0, max_output_bytes=10_000, log="flood")
+        assert (result.kind, result.truncated) == (ExecKind.TIMED_OUT, True)
+        assert len(result.stdout) < 11_000
+        assert (await runtime.exec("echo on", timeout_s=LONG_S)).stdout == b"on\n"
+
 
 class EnvironmentContract:
     """What commands find around them."""
+
+    no_users = ""
+    """Why commands cannot run as another user, if so."""
+    other_user = "1234"
+
+    async def test_a_command_runs_as_the_user_that_it_names(self, runtime: Sandbox) -> None:
+        result = await runtime.exec(["id", "-u"], user=self.other_user, timeout_s=LONG_S)
+        if self.no_users:
+            assert result.kind is ExecKind.COULD_NOT_START
+            assert "user" in result.message and "\n" not in result.message
+        else:
+            assert result.stdout_text.split() == [self.other_user], result
+
+    async def test_there_is_a_home_a_path_and_room_for_temporary_files(self, runtime: Sandbox) -> None:
+        script = 'echo x > "$HOME/file" && cat "$HOME/file" && echo y > "$(mktemp)" && command -v env > /dev/null'
+        result = await runtime.exec(script, timeout_s=LONG_S)
+        assert (result.ok, result.stdout) == (True, b"x\n"), result
 
     async def test_the_environment_is_the_specs_then_the_calls(self, runtime: Sandbox) -> None:
         result = await runtime.exec(
@@ -273,6 +244,19 @@ class LifetimeContract:
         assert await appears(runtime, "answer") == "served"
         assert await lives(runtime, pid)
 
+    async def test_no_zombie_of_thousands_of_short_processes_is_left(self, runtime: Sandbox) -> None:
+        for _ in range(3):
+            script = "for i in $(seq 100); do sh -c '(sleep 0.05 &)'; done"
+            assert (await runtime.exec(script, timeout_s=LONG_S)).ok
+        look = "grep -lE '^State:.Z' /proc/[0-9]*/status | xargs -r grep -l '^Name:.sleep'"
+        assert (await runtime.exec(f"while {look}; do sleep 0.05; done 2> /dev/null", timeout_s=LONG_S)).ok
+
+    async def test_it_is_alive_until_it_is_stopped(self, runtime: Sandbox) -> None:
+        assert await runtime.alive()
+        assert runtime.isolation
+        await runtime.stop()
+        assert not await runtime.alive()
+
     async def test_stopping_may_be_repeated_and_ends_all_work(self, runtime: Sandbox) -> None:
         running = asyncio.ensure_future(runtime.exec("echo x > up; sleep 1000", timeout_s=LONG_S))
         await appears(runtime, "up")
@@ -284,73 +268,21 @@ class LifetimeContract:
             await runtime.put_bytes(b"x", "file")
 
 
-class TransferContract:
-    """Files in and out."""
-
-    async def test_a_file_comes_in_and_out_with_its_mode(self, runtime: Sandbox, tmp_path: Path) -> None:
-        source = tmp_path / "tool.sh"
-        source.write_bytes(b"#!/bin/bash\necho ran\n")
-        source.chmod(0o755)
-        await runtime.put_file(source, "/polar/session/bin/tool")
-        assert (await runtime.exec(["./tool"], cwd="/polar/session/bin", timeout_s=LONG_S)).stdout == b"ran\n"
-        await runtime.get_file("/polar/session/bin/tool", tmp_path / "back", max_bytes=1000)
-        assert (tmp_path / "back").read_bytes() == source.read_bytes()
-
-    async def test_a_folder_replaces_what_was_there(self, runtime: Sandbox, tmp_path: Path) -> None:
-        first, second = tmp_path / "first", tmp_path / "second"
-        for folder, name in ((first, "old"), (second, "new")):
-            (folder / "sub").mkdir(parents=True)
-            (folder / "sub" / name).write_text(name)
-            (folder / "link").symlink_to("sub")
-        await runtime.put_dir(first, "data")
-        await runtime.put_dir(second, "data")
-        result = await runtime.exec("cd data && find . | sort && cat sub/new && readlink link", timeout_s=LONG_S)
-        assert result.stdout_text.split() == [".", "./link", "./sub", "./sub/new", "newsub"]
-
-    async def test_a_folder_comes_out_without_its_links(self, runtime: Sandbox, tmp_path: Path) -> None:
-        script = "mkdir -p out/sub; echo a > out/sub/a; ln -s /etc/passwd out/passwd; ln -s / out/root; mkfifo out/pipe"
-        await runtime.exec(script, timeout_s=LONG_S)
-        await runtime.get_dir("out", tmp_path / "got", max_bytes=1000, max_files=10)
-        assert sorted(str(p.relative_to(tmp_path / "got")) for p in (tmp_path / "got").rglob("*")) == ["sub", "sub/a"]
-
-    async def test_what_is_fetched_is_limited(self, runtime: Sandbox, tmp_path: Path) -> None:
-        await runtime.exec("mkdir out; head -c 5000 /dev/zero > out/big; touch out/{1..30}", timeout_s=LONG_S)
-        with pytest.raises(RuntimeFault, match="1000 bytes"):
-            await runtime.get_file("out/big", tmp_path / "big", max_bytes=1000)
-        with pytest.raises(RuntimeFault, match="20 files"):
-            await runtime.get_dir("out", tmp_path / "got", max_bytes=10_000, max_files=20)
-
-    @pytest.mark.parametrize("path", ["../file", "/polar/session/../../file", "a/../../../file"])
-    async def test_a_path_that_climbs_is_refused(self, runtime: Sandbox, tmp_path: Path, path: str) -> None:
-        with pytest.raises(RuntimeFault, match=r"\.\."):
-            await runtime.put_bytes(b"x", path)
-        with pytest.raises(RuntimeFault, match=r"\.\."):
-            await runtime.get_file(path, tmp_path / "got", max_bytes=1000)
-
-    async def test_links_lead_nothing_out_of_the_sandbox(self, runtime: Sandbox, tmp_path: Path) -> None:
-        outside = tmp_path / "outside"
-        outside.mkdir()
-        (outside / "secret").write_text("secret")
-        await runtime.exec(f"ln -s {outside} folder; ln -s {outside}/secret file", timeout_s=LONG_S)
-        for path in ("folder/secret", "file"):
-            with pytest.raises(RuntimeFault):
-                await runtime.get_file(path, tmp_path / "got", max_bytes=1000)
-        with pytest.raises(RuntimeFault):
-            await runtime.put_bytes(b"planted", "folder/planted")
-        await runtime.put_bytes(b"mine", "file")
-        assert sorted(path.name for path in outside.iterdir()) == ["secret"]
-        assert (outside / "secret").read_text() == "secret"
-        assert (await runtime.exec("cat file", timeout_s=LONG_S)).stdout == b"mine"
-
-    async def test_a_pipe_is_not_fetched(self, runtime: Sandbox, tmp_path: Path) -> None:
-        await runtime.exec("mkfifo pipe", timeout_s=LONG_S)
-        with pytest.raises(RuntimeFault, match="regular file"):
-            await runtime.get_file("pipe", tmp_path / "got", max_bytes=1000)
-
-    async def test_a_missing_file_is_named(self, runtime: Sandbox, tmp_path: Path) -> None:
-        with pytest.raises(RuntimeFault, match="nothing/here"):
-            await runtime.get_file("nothing/here", tmp_path / "got", max_bytes=1000)
-
-
-class RuntimeContract(CommandContract, OutputContract, EnvironmentContract, LifetimeContract, TransferContract):
+class RuntimeContract(
+    CommandContract,
+    OutputContract,
+    EnvironmentContract,
+    LifetimeContract,
+    TransferContract,
+    HostileFilesContract,
+    SnapshotContract,
+    OfflineContract,
+    AloneContract,
+):
     """All of it."""
+
+    @pytest.fixture
+    async def runtime(self, new: New) -> Sandbox:
+        runtime = new("contract")
+        await runtime.start()
+        return runtime

@@ -45,7 +45,8 @@ class LocalStack:
     `nodes` overrides the topology's node entries (by default one, `node0`); `sections` adds topology sections. With
     `redis_url` a Redis that is there already is used, and none is started. With `bound` the programs end with whoever
     started them, however that ends. `before` is what a node's worker is started with in front of its command (`env
-    TZ=...`, `ip netns exec ...`), which has to become the worker itself.
+    TZ=...`, `ip netns exec ...`), which has to become the worker itself. `isolation` is that of the nodes' local
+    sandboxes, where `nodes` does not say it: none, so that what is looked at can lie on the machine.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class LocalStack:
         prefix: str = "polarq",
         bound: bool = False,
         before: Mapping[str, Sequence[str]] | None = None,
+        isolation: str = "none",
     ) -> None:
         self.home = home.resolve()
         self.scenario = scenario
@@ -73,6 +75,7 @@ class LocalStack:
         self._prefix = prefix
         self._bound = bound
         self._before = dict(before or {})
+        self._isolation = isolation
         self.inference: Program | None = None
         self.inference_url = ""
         self.workers: dict[str, Program] = {}
@@ -131,6 +134,7 @@ class LocalStack:
                 "inference": {"engine": "vllm", "base_url": self.inference_url},
                 "default_runtime": {"backend": "local"},
                 **more,
+                "runtimes": {"local": {"isolation": self._isolation}, **more.get("runtimes", {})},
             }
             for node_id, more in self._nodes.items()
         ]

@@ -16,10 +16,12 @@ from pydantic_core import PydanticCustomError
 
 from polarq.contracts.base import ID_PATTERN, Contract
 from polarq.contracts.completion import SideKind
-from polarq.contracts.specs import RuntimeSpec
+from polarq.contracts.specs import NetworkPolicy, RuntimeSpec
 from polarq.errors import InvalidTopology
 from polarq.topology.addresses import one_machine, overlap, unix_path
+from polarq.topology.artifacts import ArtifactsSection
 from polarq.topology.redis_address import Sentinels
+from polarq.topology.runtimes import RuntimesSection
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 NodeId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
@@ -288,7 +290,14 @@ class Node(Contract):
     ready_buffer: int | None = Field(
         None, ge=0, le=4096, description="Prepared sandboxes that may wait for a run slot; blank: max_run_workers."
     )
+    min_free_disk_mb: int = Field(
+        256,
+        ge=0,
+        description="With less room than this in its state folder a node takes nothing new until there is more; 0: it "
+        "takes all, and what does not fit fails.",
+    )
     default_runtime: RuntimeSpec | None = Field(None, description="Runtime of tasks that name none.")
+    runtimes: RuntimesSection = Field(RuntimesSection(), description="The node's sandboxes.")
     model_pool: list[PoolModel] = Field([], description="Frozen models beside the policy, asked for by alias.")
     labels: dict[str, str] = Field({}, description="What placement can select nodes by.")
     proxy: ProxySection = Field(ProxySection(), description="The node's proxy.")
@@ -449,6 +458,18 @@ class SecuritySection(Contract):
     upload_roots: list[str] = Field(
         ["*"], description="Host folders from which a task may upload into its sandbox; * for any."
     )
+    default_network_policy: NetworkPolicy = Field(
+        NetworkPolicy.PROXY_ONLY,
+        description="What sandboxes of tasks that say nothing reach: none, proxy-only, allowlist or full; where a "
+        "backend cannot cut them off (local without bubblewrap), the record says full.",
+    )
+    allowed_network_policies: list[NetworkPolicy] = Field(
+        list(NetworkPolicy), description="Network policies that a task may ask for."
+    )
+    allowed_networks: list[str] = Field(
+        ["bridge", "host", "none"], description="Networks that a task may name (runtime.network), with * as wildcard."
+    )
+    max_gpus: int | None = Field(None, ge=0, description="GPUs that one sandbox may ask for; blank: not limited.")
     callback_hosts: list[str] = Field(
         ["127.0.0.1", "localhost", "::1"],
         description="Hosts that callback_url may name: host (ports 80, 443; on loopback any), host:port, or host:*.",
@@ -520,6 +541,7 @@ class Topology(Contract):
     gateway: GatewaySection = Field(GatewaySection(), description="The nodes.")
     security: SecuritySection = Field(SecuritySection(), description="What tasks may do.")
     retention: RetentionSection = Field(RetentionSection(), description="What is kept.")
+    artifacts: ArtifactsSection = Field(ArtifactsSection(), description="Files that come back from sandboxes.")
     budgets: BudgetsSection = Field(BudgetsSection(), description="Limits on tasks.")
     limits: LimitsSection = Field(
         LimitsSection(),

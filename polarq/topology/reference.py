@@ -6,12 +6,14 @@ import inspect
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel, StringConstraints
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from polarq.contracts.specs import RuntimeSpec
 from polarq.settings import Settings
@@ -105,6 +107,8 @@ def _words(part: Any) -> str:
         return "mapping"
     if inspect.isclass(part) and issubclass(part, BaseModel):
         return "mapping"
+    if inspect.isclass(part) and issubclass(part, StrEnum):
+        return " or ".join(f"`{value}`" for value in part)
     return _PLAIN.get(part, "anything")
 
 
@@ -145,7 +149,7 @@ def flow(value: Any) -> str:
     """A value as YAML on one line."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return f"{value:.1f}"
-    text = yaml.safe_dump(value, default_flow_style=True, width=100_000, allow_unicode=True)
+    text = yaml.safe_dump(to_jsonable_python(value), default_flow_style=True, width=100_000, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")
 
 

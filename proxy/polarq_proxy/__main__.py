@@ -31,6 +31,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, help="overrides the topology's port; 0: any free one")
     parser.add_argument("--port-file", type=Path, help="written with url and pid once the proxy listens")
     parser.add_argument("--parent-pid", type=int, help="stop when this process ends")
+    parser.add_argument("--relay", default="", help="name of an abstract Unix socket for sandboxes without a network")
     internal = parser.add_argument_group("given by the front of several processes")
     internal.add_argument("--process", type=int, default=0, help=argparse.SUPPRESS)
     internal.add_argument("--processes", type=int, default=1, help=argparse.SUPPRESS)
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.processes,
         given.channel,
         given.peers,
+        given.relay,
     )
     # What is imported by now never goes, and a call leaves few cycles: looking for them at the usual pace takes a tenth
     # of the CPU.

@@ -87,6 +87,19 @@ def unix_socket(path: Path, mode: int) -> socket.socket:
     return opened
 
 
+def abstract_socket(name: str) -> socket.socket:
+    """A listening Unix socket that has a name and no file. Raises `CannotListen`."""
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        opened.bind(f"\0{name}")
+        opened.listen(BACKLOG)
+        opened.setblocking(False)
+    except OSError as exc:
+        opened.close()
+        raise CannotListen(f"cannot listen on the abstract socket '{name}': {exc.strerror or exc}") from None
+    return opened
+
+
 def _somebody_listens(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trying:
         trying.settimeout(1.0)

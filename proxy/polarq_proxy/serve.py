@@ -33,7 +33,7 @@ from polarq.topology.redis_address import without_password
 from polarq_proxy.admin import admin_app
 from polarq_proxy.app import Proxy
 from polarq_proxy.front import READY, Front
-from polarq_proxy.listening import ANYWHERE, CannotListen, Doors, bound_host, tcp_sockets, unix_socket
+from polarq_proxy.listening import ANYWHERE, CannotListen, Doors, abstract_socket, bound_host, tcp_sockets, unix_socket
 from polarq_proxy.peers import Peers
 
 log = logging.getLogger("polarq.proxy")
@@ -58,6 +58,9 @@ class ServeOptions:
     """File descriptor on which a front hands connections over; None: this process listens itself."""
     peers: Path | None = None
     """Folder of the sockets by which the processes reach each other."""
+    relay: str = ""
+    """Name of an abstract Unix socket, where the worker's relay brings what sandboxes send; empty: none. Who comes this
+    way is never taken for the machine itself."""
 
 
 async def serve(options: ServeOptions, settings: Settings, env: Mapping[str, str]) -> None:
@@ -147,6 +150,8 @@ def _sockets(node: Node, options: ServeOptions) -> list[socket.socket]:
     if node.proxy.unix_socket:
         # Sandboxes run under other users, and a session's secret is what opens it.
         found.append(unix_socket(Path(node.proxy.unix_socket).expanduser(), 0o666))
+    if options.relay:
+        found.append(abstract_socket(options.relay))
     return found
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polarq.client import Client
+from polarq.contracts.artifacts import Artifact
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.rollout import (
     Boundary,
@@ -22,6 +23,7 @@ from polarq.contracts.rollout import (
     StepReport,
     Timing,
 )
+from polarq.contracts.sandbox import SandboxReport
 from polarq.contracts.task import Task
 from polarq.contracts.trajectory import Fidelity, Trace, Trajectory
 from polarq.ledger import Claim
@@ -72,12 +74,15 @@ def finish(
     text: str = "Hello.",
     report: dict[str, Any] | None = None,
     steps: list[StepReport] | None = None,
+    artifacts: list[Artifact] | None = None,
+    sandbox: SandboxReport | None = None,
 ) -> RolloutResult:
     """Claims a rollout and commits a whole result for it."""
     granted = claim(client, rollout_id)
     result = made_result(
         granted, outcome, reward, text, report or {}, steps or [StepReport(kind=ExecKind.EXITED, exit_code=0)]
     )
+    result = result.model_copy(update={"artifacts": artifacts or [], "sandbox": sandbox})
     data, raw = encode_result(result)
     ref, writes = put_payload(
         client.ledger.calls.keys, rollout_id, granted.attempt, granted.token, data, raw_bytes=raw, keep_s=600

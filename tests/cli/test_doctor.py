@@ -12,6 +12,7 @@ import pytest
 import redis
 import yaml
 
+from polarq import bubblewrap
 from polarq.cli.main import main
 from polarq.testing import ports
 from polarq.testing.inference import ScriptedInference, ServerOptions
@@ -181,3 +182,23 @@ def test_a_state_folder_on_a_file_fails(cli: Cli, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("POLARQ_STATE_DIR", str(tmp_path / "file" / "state"))
     assert set(findings(cli("doctor", "--json").json, "disk").values()) == {"fail"}
+
+
+@pytest.mark.parametrize(
+    ("isolation", "why_not", "verdict", "words"),
+    [
+        ("auto", "", "ok", "isolated by bubblewrap"),
+        ("auto", "bubblewrap is not installed", "warn", "share this machine's files"),
+        ("bubblewrap", "bubblewrap is not installed", "fail", "asks for bubblewrap"),
+        ("none", "bubblewrap is not installed", "ok", "isolation is none"),
+    ],
+)
+def test_what_keeps_local_sandboxes_apart_is_said(
+    cli: Cli, deployment: Path, monkeypatch: pytest.MonkeyPatch, isolation: str, why_not: str, verdict: str, words: str
+) -> None:
+    monkeypatch.setattr(bubblewrap, "why_not", lambda: why_not)
+    write(deployment, runtimes={"local": {"isolation": isolation}})
+    told = cli("doctor", "--json").json
+    assert verdict_of(findings(told, "runtime local"), words) == verdict
+    [advice] = [finding["advice"] for finding in told["findings"] if finding["part"] == "runtime local"]
+    assert ("apt install bubblewrap" in advice) == (verdict != "ok")

@@ -22,10 +22,9 @@ class Box(LocalRuntime):
     def handle(self) -> str:
         return f"{self.spec.env['BOXES']}/{self.runtime_id}"
 
-    async def start(self) -> None:
-        await super().start()
-        process = subprocess.Popen(["/bin/sleep", "86400"], env={}, start_new_session=True, close_fds=True)
-        Path(self.handle).write_text(str(process.pid))
+    async def start(self, *, snapshot: str | None = None, online: bool = True) -> None:
+        await super().start(snapshot=snapshot, online=online)
+        begin(Path(self.handle))
 
     async def stop(self) -> None:
         end(Path(self.handle))
@@ -40,6 +39,11 @@ class RemoteBox(Box):
     """One that any worker can stop."""
 
     reach: ClassVar[Reach] = Reach.ANYWHERE
+
+
+def begin(handle: Path) -> None:
+    process = subprocess.Popen(["/bin/sleep", "86400"], env={}, start_new_session=True, close_fds=True)
+    handle.write_text(str(process.pid))
 
 
 def end(handle: Path) -> None:

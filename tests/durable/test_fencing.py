@@ -14,14 +14,17 @@ import pytest
 from polarq.contracts.rollout import RolloutState
 from polarq.contracts.task import Task
 from polarq.ledger import AsyncLedger, Calls, Claim, Keys
+from polarq.settings import Settings
 from polarq.testing.redis import EmbeddedRedis
 from polarq.topology import Topology
 from polarq_worker.lease import Lease, steady_s
+from polarq_worker.network.sandbox_network import Networks
 from polarq_worker.patience import Patience
 from polarq_worker.services import Services
 from polarq_worker.slots import Slots
 from polarq_worker.spool import Spool
 from polarq_worker.walk import Walk
+from polarq_worker.warm.parts import Warm
 from polarq_worker.work import place_of
 from tests.worker.conftest import shell_task
 
@@ -39,20 +42,24 @@ async def nothing(*_: Any) -> None:
 
 
 def services(ledger: AsyncLedger, home: Path) -> Services:
-    topology = Topology()
+    # What these rollouts wait for are host files.
+    open_to_files = {"id": "node0", "runtimes": {"local": {"isolation": "none"}}}
+    topology = Topology.parse({"gateway": {"nodes": [open_to_files]}})
     node = topology.resolve(topology.gateway.nodes[0].id)
     (home / "rollouts").mkdir(parents=True)
+    patience = Patience()
     return Services(
         topology=topology,
         node=node,
         place=place_of(node, topology),
         ledger=ledger,
         slots=Slots(prepare=1, ready=1, run=1, post=1),
-        patience=Patience(),
+        warm=Warm.of(topology, node, "", ledger, patience, home),
+        networks=Networks(node, topology, Settings.from_env({}), home / "relay.log"),
+        patience=patience,
         spool=Spool(home / "spool", 60),
         state_dir=home,
         proxy_there=lambda: asyncio.sleep(0),
-        proxy_url=lambda: "http://127.0.0.1:9",
         tell=lambda _: None,
         ring=nothing,
     )

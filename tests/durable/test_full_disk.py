@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 S = RolloutState
 DISK = "24m"
-NODES = {"node0": {"max_run_workers": 4}}
+NODES = {"node0": {"max_run_workers": 4, "min_free_disk_mb": 0}}
 REPOSITORY = Path(__file__).parents[2]
 LARGE: dict[str, Any] = {"evaluator": {"strategy": "tests.durable.plugins:Large", "config": {"size": 2_000_000}}}
 """A result that does not fit into what a sandbox leaves behind when it is removed."""
@@ -84,12 +84,12 @@ def gates(tmp_path: Path) -> Gates:
 
 
 @pytest.fixture
-def stack(tmp_path: Path, server: EmbeddedRedis, disk: Disk) -> Iterator[LocalStack]:
+def stack(request: pytest.FixtureRequest, tmp_path: Path, server: EmbeddedRedis, disk: Disk) -> Iterator[LocalStack]:
     with LocalStack(
         tmp_path,
         scenario=str(write_scenario(tmp_path)),
         redis=server,
-        nodes=NODES,
+        nodes=getattr(request, "param", NODES),
         sections={
             "gateway": {"lease_s": 30.0, "reap_interval_s": 0.5},
             "security": {"allowed_modules": ["tests.durable.plugins"]},
@@ -143,6 +143,25 @@ def test_what_ends_while_the_disk_is_full_is_committed_and_the_operator_is_told(
     assert stack.workers["node0"].exit_code is None
     wait_until(lambda: not list(disk.inside.glob("node0/spool/*")), PATIENCE_S)
     wait_until(lambda: not list(disk.inside.glob("node0/rollouts/*")), PATIENCE_S)
+
+
+@pytest.mark.parametrize("stack", [{"node0": {"max_run_workers": 4, "min_free_disk_mb": 4}}], indirect=True)
+def test_a_node_without_room_takes_nothing_new_until_there_is_some(stack: LocalStack, disk: Disk, gates: Gates) -> None:
+    stack.client.submit(gates.task("before"))
+    gates.wait_started("before.0")
+    disk.fill()
+    wait_until(lambda: stack.client.nodes()[0].health.disk is False, PATIENCE_S)
+    assert "min_free_disk_mb is 4: make room" in stack.client.nodes()[0].health.message
+    stack.client.submit(gates.task("waits"))
+    wait_for_log(stack, "node node0 takes no rollouts")
+    gates.open("before.0", "waits.0")
+    assert stack.client.wait("before", PATIENCE_S).counts.completed == 1
+    assert stack.client.record("waits").counts.queued == 1
+
+    disk.empty()
+    result = stack.client.wait("waits", PATIENCE_S).results[0]
+    assert (result.outcome.state, result.attempt) == (S.COMPLETED, 1)
+    assert "node node0 takes rollouts again" in log_of(stack)
 
 
 def test_with_the_disk_full_and_redis_away_a_result_waits_in_memory_and_says_what_a_crash_would_cost(

@@ -20,8 +20,8 @@ from polarq.client import AsyncClient
 from polarq.contracts.completion import Completion, CompletionLabel
 from polarq.contracts.trajectory import Trace
 from polarq.ledger.keys import Keys
-from polarq.store.pauses import clear_pause, set_pause
 from polarq.testing.tiny_model import TinyModel, make_tiny_model
+from tests.pauses import clear_pause, set_pause
 
 from .chat import Answer, ask, says
 from .conftest import Note

@@ -73,6 +73,11 @@ class Bench:
     def runtime(self) -> LocalRuntime:
         return self.runtimes[0]
 
+    @property
+    def session(self) -> str:
+        """Where the first sandbox's session will lie, as its programs see it."""
+        return LocalRuntime(RuntimeSpec(backend="local"), runtime_id="", root=self.folder / "root0").layout.session_dir
+
     async def begin(
         self, config: dict[str, Any] | None = None, *, fresh: bool = False, env: dict[str, str] | None = None
     ) -> None:

@@ -25,7 +25,7 @@ async def test_a_solved_task_is_one_and_says_where_it_was_graded(bench: Bench, f
     assert (reward.outcome, reward.evaluator) == (1.0, "test_on_output")
     report = reward.report
     assert (report["resolved"], report["expected"], report["as_expected"]) == (True, 3, 3)
-    assert report["graded_in"] == ("a fresh sandbox" if fresh else "the agent's sandbox")
+    assert report["graded_in"] == ("fresh" if fresh else "live")
     assert "+    return a + b" in (bench.runtime.host_log_dir / "eval/patch.diff").read_text()
 
 
@@ -454,14 +454,14 @@ async def test_without_git_only_the_agents_own_sandbox_can_be_graded(bench: Benc
     bench.recipe = (
         'mkdir ../bin; for p in bash cat rm env python pwd dirname; do ln -s "$(command -v $p)" ../bin/$p; done'
     )
-    await bench.begin(QUICK, env={"PATH": f"{bench.folder}/root0/session/bin"})
+    await bench.begin(QUICK, env={"PATH": f"{bench.session}/bin"})
     await bench.agent(FIX)
     reward = await bench.verdict()
     assert (reward.outcome, reward.report["changes"]) == (1.0, "unknown: there is no git in the sandbox")
     other = Bench(bench.folder / "other")
     other.folder.mkdir()
     other.recipe = bench.recipe
-    await other.begin(env={"PATH": f"{other.folder}/root0/session/bin"}, fresh=True)
+    await other.begin(env={"PATH": f"{other.session}/bin"}, fresh=True)
     with pytest.raises(EvaluatorFault, match="git is needed in the sandbox"):
         await other.verdict()
     await other.end()

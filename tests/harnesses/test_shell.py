@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from polarq.contracts.rollout import ExecKind, HarnessReport
 from polarq.contracts.specs import AgentSpec
 from polarq.errors import InvalidTask, UnknownPlugin
+from polarq.testing.runtime_contract import appears, lives
 from polarq_worker.harnesses.base import run_harness
 from polarq_worker.harnesses.create import create_harness
 from polarq_worker.harnesses.placeholder import with_instruction
@@ -117,10 +118,9 @@ async def test_a_harness_that_forks_away_ends_at_once_and_its_service_stays(
 ) -> None:
     report = await run(runtime, make_context, "(sleep 1000; true) & echo $! > pid; echo done")
     assert (report.ok, report.steps[0].stdout_tail) == (True, "done\n")
-    pid = (Path(runtime.workdir) / "pid").read_text().strip()
-    assert Path(f"/proc/{pid}").exists()
+    assert await lives(runtime, await appears(runtime, "pid"))
     await runtime.stop()
-    assert not Path(f"/proc/{pid}").exists()
+    assert (await runtime.exec("true", timeout_s=60)).kind is ExecKind.SANDBOX_LOST
 
 
 async def test_the_commands_own_environment_cannot_redirect_the_model(

@@ -12,8 +12,9 @@ from redis.asyncio import Redis
 from polarq.contracts.node import NodeHealth
 from polarq.errors import NotPaused
 from polarq.ledger.keys import Keys
-from polarq.store.pauses import Pause, PauseAck, RunAck, acknowledge, read_acks, read_pause, set_pause, withdraw
+from polarq.store.pauses import Pause, PauseAck, RunAck, acknowledge, withdraw
 from tests.http.rig import Rig, a_task
+from tests.pauses import read_acks, read_pause, set_pause
 
 POLAR_NODE_KEYS = {
     "node_id",
@@ -115,6 +116,8 @@ async def test_metrics_are_prometheus_text_about_tasks_rollouts_and_nodes(shim: 
         'polarq_node_queue_depth{node="node0"} 3',
         'polarq_node_stage{node="node0",stage="run_inflight"} 2',
         'polarq_node_capacity{node="node0",stage="run"} 3',
+        'polarq_node_pool{node="node0",what="idle"} 0',
+        'polarq_node_sandboxes_taken_total{node="node0",from="warm"} 0',
         "polarq_ledger_up 1",
         'polarq_http_requests_total{method="POST",route="/rollout/task/submit",status="200"} 1',
         'polarq_http_requests_total{method="GET",route="other",status="404"} 1',

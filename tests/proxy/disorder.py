@@ -17,13 +17,14 @@ from polarq.contracts.completion import Completion
 from polarq.ledger.keys import Keys
 from polarq.store.completions import read_completions
 from polarq.store.grants import GrantSpec, open_grant
-from polarq.store.pauses import PauseMode, clear_pause, set_pause
+from polarq.store.pauses import PauseMode
 from polarq.testing.inference import SampledCall
 from polarq.testing.inference.engine import Engine
 from polarq.topology import InferenceEndpoint, Node
 from polarq.topology.models import ProxySection
 from polarq_proxy.app import Proxy
 from polarq_proxy.serve import connect
+from tests.pauses import clear_pause, set_pause
 
 from .novelty import SESSION, Novel, novel_engine
 from .rig import until

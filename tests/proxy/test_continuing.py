@@ -15,10 +15,10 @@ from redis.asyncio import Redis
 from polarq.contracts.completion import Completion, CompletionLabel
 from polarq.ledger.keys import Keys
 from polarq.store.grants import close_grant
-from polarq.store.pauses import clear_pause, set_pause
 from polarq.testing.inference import Scenario, Script, ScriptedInference, ToolCall, Turn
 from polarq.testing.inference.calls import SampledCall
 from polarq_proxy.engines.vllm import VllmEngine
+from tests.pauses import clear_pause, set_pause
 
 from .rig import HELLO, Rig, Sse, running, until
 

@@ -15,10 +15,11 @@ import pytest
 from redis.asyncio import Redis
 
 from polarq.ledger.keys import Keys
-from polarq.store.pauses import Pause, clear_pause, set_pause
+from polarq.store.pauses import Pause
 from polarq.testing.inference import SampledCall, Scenario, Script, ScriptedInference, Turn
 from polarq_proxy.dialects import openai_chat
 from polarq_proxy.pausing import Gate
+from tests.pauses import clear_pause, set_pause
 
 from .raw_engine import RawCall, delta, event, last, raw_engine
 from .rig import HELLO, Rig, running, until

@@ -11,9 +11,10 @@ from redis.asyncio import Redis
 from polarq.contracts.completion import CompletionLabel
 from polarq.ledger.keys import Keys
 from polarq.store.grants import close_grant
-from polarq.store.pauses import PRESENCE_S, PauseMode, clear_pause, read_acks, read_presence, set_pause
+from polarq.store.pauses import PRESENCE_S, PauseMode
 from polarq.testing.inference import Scenario, Script, ScriptedInference, Turn
 from polarq_proxy import pausing
+from tests.pauses import clear_pause, read_acks, read_presence, set_pause
 
 from .rig import HELLO, Rig, Sse, running, until
 

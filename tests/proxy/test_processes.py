@@ -24,11 +24,11 @@ from polarq.contracts.completion import Completion
 from polarq.ledger.keys import Keys
 from polarq.store.completions import read_completions
 from polarq.store.grants import GrantSpec, open_grant
-from polarq.store.pauses import clear_pause, read_acks, set_pause
 from polarq.testing.inference import Scenario, Script, ScriptedInference, Turn
 from polarq_proxy.carriers import PEEKED, session_in_head
 from polarq_proxy.front import owner_of
 from polarq_proxy.serve import connect
+from tests.pauses import clear_pause, read_acks, set_pause
 
 from .rig import until
 from .test_program import command, environment, started, topology

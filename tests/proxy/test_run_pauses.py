@@ -14,8 +14,9 @@ from polarq.contracts.completion import CompletionLabel
 from polarq.contracts.node import NodeRecord
 from polarq.ledger import AsyncLedger, Calls
 from polarq.ledger.keys import Keys
-from polarq.store.pauses import PauseMode, clear_pause, read_acks, read_pause, read_pauses, set_pause
+from polarq.store.pauses import PauseMode, read_pauses
 from polarq.testing.inference import Scenario, Script, ScriptedInference, Turn
+from tests.pauses import clear_pause, read_acks, read_pause, set_pause
 
 from .rig import HELLO, Rig, Sse, running, until
 

@@ -1,4 +1,4 @@
-"""The local runtime keeps the contract of every runtime, and what it promises beyond."""
+"""What the local runtime promises beyond the contract, without walls."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ import pytest
 
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
-from polarq.errors import RuntimeFault
-from polarq.testing.runtime_contract import CONTRACT_ENV, RuntimeContract, appears
+from polarq.errors import CannotBeKept, RuntimeFault
+from polarq.testing.runtime_contract import appears
+from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.capture import LOG_CAP_BYTES
 from polarq_worker.runtimes.local import LocalRuntime
 
 from ..needs import not_here
+from .local_here import settings
 
 LONG_S = 120.0
 
@@ -37,6 +39,11 @@ def processes_of(root: Path) -> list[int]:
             if os.fsencode(root) in environment:
                 found.append(int(folder.name))
     return found
+
+
+def marked_of(root: Path) -> list[int]:
+    """Those that still have the environment that commands start with."""
+    return [pid for pid in processes_of(root) if b"POLARQ_RUNTIME_ID=" in Path(f"/proc/{pid}/environ").read_bytes()]
 
 
 def warden_of(root: Path) -> int:
@@ -71,7 +78,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def started(root: Path, **spec: object) -> LocalRuntime:
-    runtime = LocalRuntime(RuntimeSpec.parse({"backend": "local", **spec}), runtime_id="r1", root=root)
+    """One without walls: most of what is looked at here is on the machine."""
+    host = Host(settings=settings("none"))
+    runtime = LocalRuntime(RuntimeSpec.parse({"backend": "local", **spec}), runtime_id="r1", root=root, host=host)
     await runtime.start()
     return runtime
 
@@ -81,14 +90,6 @@ async def runtime(tmp_path: Path) -> AsyncIterator[LocalRuntime]:
     runtime = await started(tmp_path / "root")
     yield runtime
     await runtime.stop()
-
-
-class TestLocalRuntime(RuntimeContract):
-    @pytest.fixture
-    async def runtime(self, tmp_path: Path) -> AsyncIterator[LocalRuntime]:
-        runtime = await started(tmp_path / "root", env=CONTRACT_ENV)
-        yield runtime
-        await runtime.stop()
 
 
 async def test_the_folder_is_private_and_gone_after_stop(tmp_path: Path) -> None:
@@ -310,10 +311,14 @@ WORKER = """
 import asyncio, sys
 from pathlib import Path
 from polarq.contracts.specs import RuntimeSpec
+from polarq.topology.runtimes import RuntimesSection
+from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.local import LocalRuntime
 
 async def main():
-    runtime = LocalRuntime(RuntimeSpec(backend="local"), runtime_id="r1", root=Path(sys.argv[1]))
+    settings = RuntimesSection.parse({"local": {"isolation": "none"}})
+    host = Host("node0", "1", Path(sys.argv[1]).parent / "kept", settings)
+    runtime = LocalRuntime(RuntimeSpec(backend="local"), runtime_id="r1", root=Path(sys.argv[1]), host=host)
     await runtime.start()
     await runtime.exec("setsid env -i bash -c 'exec sleep 1001' &", timeout_s=60)
     await runtime.exec("sleep 1002 & echo up; echo x > up; sleep 1003", timeout_s=1000)
@@ -376,10 +381,9 @@ async def test_a_full_disk_is_said_as_such(small_disk: Path) -> None:
     "spec",
     [
         {"image": "python:3.12"},
-        {"cpus": 2},
-        {"memory_mb": 512},
         {"storage_mb": 512},
         {"gpus": 1},
+        {"user": "root"},
         {"allow_internet": False},
         {"network": "bridge"},
         {"internet_volumes": ["/a:/b"]},
@@ -389,10 +393,70 @@ async def test_a_full_disk_is_said_as_such(small_disk: Path) -> None:
     ],
 )
 def test_what_local_cannot_give_is_said_with_its_key(spec: dict[str, object]) -> None:
-    problems = LocalRuntime.problems(RuntimeSpec.parse({"backend": "local", **spec}))
+    problems = LocalRuntime.problems(RuntimeSpec.parse({"backend": "local", **spec}), Host(settings=settings("none")))
     assert len(problems) == 1
     assert problems[0].startswith(next(iter(spec)))
 
 
-def test_a_plain_spec_has_no_problems() -> None:
-    assert LocalRuntime.problems(RuntimeSpec(backend="local", network="host", workdir="/polar/session/repo")) == []
+@pytest.mark.parametrize("isolation", ["none", "auto"])
+def test_a_plain_spec_has_no_problems(isolation: str) -> None:
+    host = Host(settings=settings(isolation))
+    assert (
+        LocalRuntime.problems(RuntimeSpec(backend="local", network="host", workdir="/polar/session/repo"), host) == []
+    )
+
+
+async def test_files_that_name_their_own_folder_make_no_snapshot_without_walls(tmp_path: Path) -> None:
+    host = Host("node0", "1", tmp_path / "kept", settings("none"))
+    for number, script in enumerate(
+        ["python -m venv --without-pip venv", 'ln -s "$PWD/file" link', "echo plain > file"]
+    ):
+        runtime = LocalRuntime(
+            RuntimeSpec(backend="local"), runtime_id=f"r{number}", root=tmp_path / f"r{number}", host=host
+        )
+        await runtime.start()
+        assert (await runtime.exec(script, timeout_s=LONG_S)).ok
+        if number == 2:
+            assert (await runtime.snapshot("recipe")).name == "recipe"
+        else:
+            with pytest.raises(CannotBeKept, match="isolated"):
+                await runtime.snapshot("recipe")
+        await runtime.stop()
+    assert len(await LocalRuntime.snapshots(host)) == 1
+
+
+async def test_what_was_left_behind_can_be_ended_and_the_sandbox_goes_on(runtime: LocalRuntime) -> None:
+    await runtime.exec("setsid bash -c 'echo $$ > one; sleep 1000' & sleep 1000 & echo $! > two", timeout_s=LONG_S)
+    pids = [int(await appears(runtime, name)) for name in ("one", "two")]
+    running = asyncio.ensure_future(runtime.exec("echo x > up; sleep 1000", timeout_s=LONG_S))
+    await appears(runtime, "up")
+    assert await runtime.end_background()
+    assert not any(is_running(pid) for pid in pids)
+    assert (await running).kind is ExecKind.SIGNALLED
+    assert (await runtime.exec("echo on", timeout_s=LONG_S)).stdout == b"on\n"
+
+
+async def test_what_outlived_its_worker_and_its_warden_is_found_by_its_record(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(root)])
+    try:
+        await until((root / "session/up").exists)
+        session = str(warden_of(root))
+        for pid in subprocess.run(["pgrep", "-s", session], capture_output=True, text=True, check=True).stdout.split():
+            with suppress(ProcessLookupError):  # one of them ends with the other
+                os.kill(int(pid), signal.SIGKILL)
+    finally:
+        worker.kill()
+        worker.wait()
+    try:
+        # One that has thrown its environment away is told from nobody's.
+        assert marked_of(root)
+        host = Host("node0", "2", tmp_path / "kept", settings("none"))
+        assert await LocalRuntime.sweep(host, {"r1"}) == []
+        assert marked_of(root)
+        assert await LocalRuntime.sweep(host, ()) == ["r1"]
+        assert marked_of(root) == []
+    finally:
+        for left in processes_of(root):
+            os.kill(left, signal.SIGKILL)
+    assert not root.exists()

@@ -12,15 +12,17 @@ import pytest
 from polarq.contracts.rollout import ExecKind, StepReport
 from polarq.contracts.specs import PrepareAction, RuntimeSpec
 from polarq.errors import RuntimeFault
+from polarq.topology.runtimes import LocalRuntimeSection, RuntimesSection
+from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.local import LocalRuntime
 from polarq_worker.stages.prepare import PrepareFailed, prepare
 
 
 @pytest.fixture
 async def runtime(tmp_path: Path) -> AsyncIterator[LocalRuntime]:
-    runtime = LocalRuntime(
-        RuntimeSpec(backend="local", workdir="/polar/session/repo"), runtime_id="r1", root=tmp_path / "root"
-    )
+    host = Host(settings=RuntimesSection(local=LocalRuntimeSection(isolation="none")))
+    spec = RuntimeSpec(backend="local", workdir="/polar/session/repo")
+    runtime = LocalRuntime(spec, runtime_id="r1", root=tmp_path / "root", host=host)
     await runtime.start()
     yield runtime
     await runtime.stop()

@@ -10,12 +10,14 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from polarq.contracts.rollout import Boundary, Outcome, RolloutResult, RolloutState, RolloutSummary
-from polarq.contracts.task import split_rollout_id
+from polarq.contracts.task import Task, split_rollout_id
+from polarq.errors import ArtifactsUnavailable
 from polarq.ledger import Claim, Refused, Released
 from polarq.ledger.calls import Call
 from polarq.ledger.control import early_stop_of
 from polarq.ledger.records import UnreadableClaim
 from polarq_worker.access import RecordLost
+from polarq_worker.collected import settle
 from polarq_worker.commit import Finished, commit, summary_of
 from polarq_worker.early_stop import stopped_early, was_told_to_stop
 from polarq_worker.lease import Lease, steady_s
@@ -48,7 +50,7 @@ class Held:
         self.claim = claim
         self.lease = lease
         self.stopped: Stop | None = None
-        self._walk = walk
+        self.walk = walk
         self.task = asyncio.create_task(walk.run(), name=f"rollout {claim.rollout_id}")
 
     def stop(self, why: Stop) -> None:
@@ -60,7 +62,7 @@ class Held:
     def _cancel(self) -> None:
         # Again until it is heard: on Python 3.11 `asyncio.wait_for`, which redis-py sends through, loses a cancellation
         # that comes in the moment its work ends.
-        if not self.task.done() and not self._walk.ending:
+        if not self.task.done() and not self.walk.ending:
             self.task.cancel()
             asyncio.get_running_loop().call_later(_CANCEL_AGAIN_S, self._cancel)
 
@@ -122,14 +124,26 @@ class Engine:
         try:
             result = await self._walked(held)
             if result is None or isinstance(result, Ended):
+                await to_its_end(self._settle(claim, taken=False))
                 return result
             # An end is committed, whoever wants this job gone now.
-            return (await to_its_end(self._commit(claim, result)))[0]
+            ended = (await to_its_end(self._commit(claim, result)))[0]
+            await to_its_end(self._settle(claim, taken=ended is not None))
+            return ended
         finally:
             if self.held.get(rollout_id) is held:
                 del self.held[rollout_id]
             if not self.held:
                 self.idle.set()
+
+    async def _settle(self, claim: Claim, *, taken: bool) -> None:
+        """Files of its sandbox are its result's, or nobody's."""
+        services = self.services
+        scratch = services.collecting(claim.rollout_id, claim.token)
+        try:
+            await asyncio.to_thread(settle, scratch, services.artifacts, claim.rollout_id, claim.token, taken=taken)
+        except ArtifactsUnavailable as exc:
+            log.warning("rollout %s: files of a result that was not taken stay: %s", claim.rollout_id, exc)
 
     async def _refuse(self, unreadable: UnreadableClaim) -> Ended | None:
         """A task that nobody here can read ends with that, once, and is not tried until its attempts are over."""
@@ -207,6 +221,10 @@ class Engine:
             task_id=claim.task.task_id,
             finished=done.finished,
         )
+
+    def without_sandbox(self) -> list[Task]:
+        """Tasks of rollouts that wait to be prepared, in order."""
+        return [held.claim.task for held in self.held.values() if held.walk.waits_for_sandbox]
 
     async def insist(self, call: Call[T]) -> T:
         """Carries out a call, again and again while the ledger does not answer."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,6 +31,19 @@ async def ask_health(http: httpx.AsyncClient, proxy_url: str, before: NodeHealth
         text = f"the proxy at {proxy_url} does not answer: {type(exc).__name__}"
         return NodeHealth(proxy=False, inference=before.inference, message=text)
     return read_health(answer)
+
+
+def with_disk(health: NodeHealth, folder: Path, least_mb: int) -> NodeHealth:
+    """The same, with what there is to say of the disk that `folder` is on (blocks)."""
+    try:
+        free_mb = shutil.disk_usage(folder).free >> 20
+    except OSError as exc:
+        problem = f"{folder} cannot be looked at: {exc.strerror}"
+    else:
+        if free_mb >= least_mb:
+            return health.model_copy(update={"disk": True})
+        problem = f"{free_mb} MB are free in {folder}, and min_free_disk_mb is {least_mb}: make room, or set it lower"
+    return health.model_copy(update={"disk": False, "message": "; ".join(filter(None, [health.message, problem]))})
 
 
 def read_health(answer: Any) -> NodeHealth:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from polarq.client import Client
 from polarq.contracts.task import Task
-from polarq.errors import LedgerUnavailable
+from polarq.errors import ArtifactsUnavailable, LedgerUnavailable
 from polarq.ledger import AsyncLedger, calls_for
 from polarq.ledger.records import ActiveRollout
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, redis_url
+from polarq_worker.collected import settle_leftovers
 from polarq_worker.engine import Ended, Engine, Stop, as_job_result
 from polarq_worker.entering import check_redis, make_folders, take_place
 from polarq_worker.incarnation import Incarnation
@@ -23,6 +24,7 @@ from polarq_worker.leftovers import clear_sandboxes
 from polarq_worker.limits import Limits
 from polarq_worker.looks import SHORTEST_LOOK_S, Looks
 from polarq_worker.loops import every
+from polarq_worker.network.sandbox_network import Networks
 from polarq_worker.orphans import Orphans
 from polarq_worker.patience import Patience
 from polarq_worker.presence import Presence
@@ -35,6 +37,9 @@ from polarq_worker.slots import Slots
 from polarq_worker.spool import Spool, commit_leftovers
 from polarq_worker.telling import Telling
 from polarq_worker.upkeep import Upkeep
+from polarq_worker.warm.ahead import LookAhead
+from polarq_worker.warm.parts import Warm
+from polarq_worker.warm.sweeping import Sweeper
 from polarq_worker.work import WorkSeeker, place_of
 
 if TYPE_CHECKING:
@@ -44,6 +49,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polarq.worker.node")
 
+_SWEEP_S = 600.0
+_LOOK_AHEAD_S = 0.5
+"""Between two looks at what will be asked for. Most find nothing that was not known."""
 _LAST_WORDS_S = 20.0
 """How long a leaving worker tries to tell the ledger what it gives back."""
 
@@ -91,6 +99,10 @@ class NodeService:
         )
         self.limits = Limits(self.ledger, self.topology, node.id)
         place = replace(place_of(node, self.topology, self.incarnation.id), runs=self.limits.runs)
+        relay_log = self.state_dir / "logs" / "relay.log"
+        at = None if self.proxy is None else self.proxy.relay_address
+        self.networks = Networks(node, self.topology, self.settings, relay_log, at)
+        self.warm = Warm.of(self.topology, node, self.incarnation.id, self.ledger, self.patience, self.state_dir)
         self.engine = Engine(
             Services(
                 topology=self.topology,
@@ -98,10 +110,11 @@ class NodeService:
                 place=place,
                 ledger=self.ledger,
                 slots=slots,
+                warm=self.warm,
+                networks=self.networks,
                 patience=self.patience,
                 spool=self.spool,
                 state_dir=self.state_dir,
-                proxy_url=lambda: self.node.proxy_url,
                 proxy_there=self._proxy_there,
                 ring=self._ring,
                 tell=self._tell,
@@ -120,11 +133,23 @@ class NodeService:
             capacity=lambda: self.capacity,
             in_flight=lambda: self.pool.in_flight,
         )
+        self.look_ahead = LookAhead(
+            self.ledger,
+            self.topology,
+            node,
+            place,
+            self.warm.recipes,
+            self.warm.pool,
+            takes_work=lambda: self.capacity > 0,
+            is_full=lambda: self.pool.in_flight >= self.capacity,
+            claimed=self.engine.without_sandbox,
+        )
+        self.sweeper = Sweeper(self.warm.maker, self.ledger, alone=self._alone)
         self.looks = Looks(self.presence, self.work, self.pool)
         self._renewal = Renewal(self.engine, self.topology.gateway.lease_s)
         await self._take_place(self.presence.alive_s)
         await self._clear_leftovers()
-        await self.presence.look_at_proxy()
+        await self.presence.look_around()
         await self.presence.clock.ask(self.ledger)
         # Whoever sees the node finds its limits too.
         await self.limits.publish()
@@ -155,6 +180,8 @@ class NodeService:
             asyncio.create_task(every(period_s, self.limits.step), name="limits"),
         ]
         loops.append(asyncio.create_task(every(self.topology.gateway.lease_s, self._stop_orphans), name="orphans"))
+        loops.append(asyncio.create_task(every(_LOOK_AHEAD_S, self._look_ahead), name="look ahead"))
+        loops.append(asyncio.create_task(every(_SWEEP_S, self._sweep_artifacts), name="artifacts"))
         if upkeep.archives:
             loops.append(asyncio.create_task(every(period_s, upkeep.archive_step), name="archive"))
         return loops
@@ -173,12 +200,35 @@ class NodeService:
         cleared = await asyncio.to_thread(clear_sandboxes, services.rollouts_dir, services.logs_dir)
         if cleared:
             log.warning("cleared the sandboxes of a worker that was killed: %s", ", ".join(cleared))
+        # After their logs were kept.
+        await self.sweeper.at_start()
         for task_id in await commit_leftovers(self.spool, self.ledger, self.topology.gateway.lease_s):
             await asyncio.to_thread(self.telling.tell, task_id)
+        dropped = await settle_leftovers(services.collecting_dir, services.artifacts, self.ledger)
+        if dropped:
+            log.warning("dropped the files of %d attempts whose results were not taken", dropped)
+
+    async def _sweep_artifacts(self) -> None:
+        """Files that came back from sandboxes and have lain for as long as they are kept."""
+        try:
+            await asyncio.to_thread(self.engine.services.artifacts.sweep, self.topology.artifacts.keep_s)
+        except ArtifactsUnavailable as exc:
+            log.warning("%s", exc)
+
+    def _alone(self) -> bool:
+        return not self._others.living and not self.presence.superseded
+
+    async def _look_ahead(self) -> None:
+        if self.engine.stopping:
+            self.warm.pool.tidy(all_of_it=True)
+        else:
+            await self.look_ahead.step()
 
     async def _stop_orphans(self) -> None:
-        """What was left by a worker of this node of which it was not known at the start that it is dead."""
+        """What was left by a worker of this node of which it was not known at the start that it is dead, and what is in
+        nobody's record."""
         await self.reaper.orphans.stop_own(self.node.id, self.incarnation.id)
+        await self.sweeper.step()
 
     async def _proxy_there(self) -> None:
         # One that somebody else runs is watched by whoever runs it.
@@ -221,6 +271,14 @@ class NodeService:
             loop.cancel()
         await self.telling.aclose()
         self.watch.stop()
+        # What the ledger does not take now, the next start sees.
+        self.patience.over = True
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self.warm.pool.aclose()
+        except TimeoutError:
+            log.error("not all sandboxes that waited were stopped within %g s", _LAST_WORDS_S)
+        await self.networks.aclose()
         if self.proxy is not None:
             await self.proxy.stop()
         await self.presence.depart()
@@ -297,5 +355,5 @@ class NodeService:
 
     async def _beat(self) -> None:
         await asyncio.to_thread(self.incarnation.beat)
-        await self.presence.look_at_proxy()
+        await self.presence.look_around()
         await self.looks.look()

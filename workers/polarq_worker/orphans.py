@@ -14,7 +14,6 @@ from collections.abc import Collection, Sequence
 
 from polarq import registry
 from polarq.contracts.sandbox import Reach, SandboxRecord
-from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import LedgerUnavailable, PolarqError, UnknownPlugin
 from polarq.ledger import AsyncLedger, Claim
 from polarq.ledger.sandboxes import drop_sandbox, of_no_use, sandboxes_of
@@ -28,23 +27,21 @@ _STOP_S = 60.0
 _AT_ONCE = 8
 
 
-def record_of(
-    runtime: Runtime, spec: RuntimeSpec, claim: Claim, node_id: str, incarnation: str
-) -> SandboxRecord | None:
-    """None for a sandbox that ends with its worker."""
+def record_of(runtime: Runtime, node_id: str, incarnation: str, claim: Claim | None) -> SandboxRecord | None:
+    """None for a sandbox that ends with its worker. Without a claim it is the worker's own: it waits for a rollout."""
     if runtime.reach is Reach.WORKER:
         return None
     return SandboxRecord(
-        runtime=spec.import_path or spec.backend,
+        runtime=runtime.spec.import_path or runtime.spec.backend,
         runtime_id=runtime.runtime_id,
         handle=runtime.handle,
         reach=runtime.reach,
         node_id=node_id,
         incarnation=incarnation,
         hostname=socket.gethostname(),
-        rollout_id=claim.rollout_id,
-        attempt=claim.attempt,
-        token=claim.token,
+        rollout_id="" if claim is None else claim.rollout_id,
+        attempt=0 if claim is None else claim.attempt,
+        token=0 if claim is None else claim.token,
     )
 
 

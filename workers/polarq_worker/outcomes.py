@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from polarq.contracts.rollout import Boundary, ExecKind, HarnessReport, Outcome, Reward, RolloutState, StepReport
 from polarq.contracts.trajectory import Trajectory
+from polarq.errors import DiskFull, OutOfMemory, SandboxLost
 from polarq.store.grants import GrantUse
 
 OF_OTHERS = (Exception, SystemExit, KeyboardInterrupt)
 """What code that is not ours may raise: a plug-in that exits must not end the worker. A cancellation is none of it."""
+
+NO_ROOM_BYTES = 64 * 1024
 
 
 class StageFailed(Exception):
@@ -59,9 +65,33 @@ def harness_outcome(report: HarnessReport, use: GrantUse, trajectory: Trajectory
         return Outcome(
             state=RolloutState.TIMED_OUT, boundary=Boundary.HARNESS, reason="agent_timeout", message=one_line(why)
         )
+    if last is not None and last.kind is ExecKind.SANDBOX_LOST:
+        return _of_the_sandbox(SandboxLost.reason, why)
+    if last is not None and last.out_of_memory:
+        return _of_the_sandbox(OutOfMemory.reason, f"the sandbox ran out of memory: {why}")
     reason = "harness_" + (last.kind.value if last is not None else "could_not_start")
-    boundary = Boundary.RUNTIME if last is not None and last.kind is ExecKind.SANDBOX_LOST else Boundary.HARNESS
-    return Outcome(state=RolloutState.FAILED, boundary=boundary, reason=reason, message=one_line(why))
+    return Outcome(state=RolloutState.FAILED, boundary=Boundary.HARNESS, reason=reason, message=one_line(why))
+
+
+def _of_the_sandbox(reason: str, message: str) -> Outcome:
+    return Outcome(state=RolloutState.FAILED, boundary=Boundary.RUNTIME, reason=reason, message=one_line(message))
+
+
+def on_full_disk(outcome: Outcome, folder: Path) -> Outcome:
+    """What has failed with no room left on the disk under `folder` is not the policy's doing."""
+    if outcome.state is RolloutState.COMPLETED or outcome.boundary is not Boundary.HARNESS or not is_full(folder):
+        return outcome
+    return _of_the_sandbox(DiskFull.reason, f"the disk of the sandbox is full: {outcome.message}")
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the disk under a folder has no room worth the name; not where that cannot be told."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    blocks = found.f_bfree if os.geteuid() == 0 else found.f_bavail
+    return found.f_blocks > 0 and blocks * found.f_frsize < NO_ROOM_BYTES
 
 
 def step_line(step: StepReport) -> str:

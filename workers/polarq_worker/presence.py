@@ -18,7 +18,7 @@ from polarq.registry import names
 from polarq.settings import Settings
 from polarq_worker.engine import Engine, Stop
 from polarq_worker.flags import Flags
-from polarq_worker.health import ask_health, asker
+from polarq_worker.health import ask_health, asker, with_disk
 from polarq_worker.lease_watch import LoopWatch
 from polarq_worker.server_clock import ServerClock
 
@@ -56,12 +56,13 @@ class Presence:
 
     @property
     def capacity(self) -> int:
-        """Rollouts that may be in flight now. 0 while draining, paused, stopping, blocked, or without inference."""
+        """Rollouts that may be in flight now. 0 while draining, paused, stopping, blocked, or without inference
+        or room on the disk."""
         if self._engine.stopping or self._watch.blocked:
             return 0
         if self.flags.holds_back:
             return 0
-        return 0 if self.health.inference is False else self.places
+        return 0 if self.health.unusable else self.places
 
     @property
     def places(self) -> int:
@@ -141,6 +142,7 @@ class Presence:
             max_run_workers=self.flags.resized(node).max_run_workers,
             max_postrun_workers=node.max_postrun_workers,
             metrics=self._engine.services.slots.metrics(),
+            pool=self._engine.services.warm.pool.metrics(),
             loop_lag_s=round(self._watch.lag_s, 4),
             proxy_url=node.proxy_url,
             inference_url=endpoint.base_url,
@@ -158,11 +160,16 @@ class Presence:
             last_seen_at=now,
         )
 
-    async def look_at_proxy(self) -> None:
-        """Asks the proxy how it and the inference behind it are. Without inference nothing new is taken."""
+    async def look_around(self) -> None:
+        """Asks the proxy how it and the inference behind it are, and looks at the disk. Nothing new is taken by a node
+        on which every rollout would be wasted."""
         before = self.health
-        self.health = await ask_health(self._http, self._node.proxy_url, before)
-        if self.health.inference is False and before.inference is not False:
-            log.error("node %s takes no rollouts: %s", self._node.id, self.health.message)
-        elif self.health.inference and before.inference is False:
-            log.info("node %s: inference is back", self._node.id)
+        now = await ask_health(self._http, self._node.proxy_url, before)
+        least_mb = self._node.min_free_disk_mb
+        if least_mb:
+            now = await asyncio.to_thread(with_disk, now, self._engine.services.state_dir, least_mb)
+        self.health = now
+        if now.unusable and now.unusable != before.unusable:
+            log.error("node %s takes no rollouts: %s", self._node.id, now.message)
+        elif before.unusable and not now.unusable:
+            log.info("node %s takes rollouts again", self._node.id)

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import sys
 from pathlib import Path
 
 from polarq.errors import PolarqError
+from polarq_worker.network.model_door import ProxyAddress
 
 log = logging.getLogger("polarq.worker.proxy")
 
@@ -39,6 +41,7 @@ class ProxyProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
+        self._relay = f"polarq-{secrets.token_hex(16)}"
         self._stopping = False
         self.listening = asyncio.Event()
         """Set while it listens, as far as is known."""
@@ -60,9 +63,14 @@ class ProxyProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
+    def relay_address(self) -> ProxyAddress:
+        """Where the worker's relay brings what offline sandboxes send: over TCP they would pass for this machine."""
+        return ProxyAddress(path=f"\0{self._relay}")
+
     async def _spawn(self) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "polarq_proxy", "--node", self._node_id, "--parent-pid", str(os.getpid())]
+        command += ["--relay", self._relay]
         if self._topology_path is not None:
             command += ["--topology", str(self._topology_path)]
         before = self.log_path.stat().st_size if self.log_path.exists() else 0

@@ -25,12 +25,13 @@ from polarq.contracts.rollout import (
 )
 from polarq.contracts.task import StageBudgets
 from polarq.contracts.trajectory import Trajectory
-from polarq.errors import EvaluatorFault, HarnessFault, InvalidInput, PolarqError, StepRefused, UnknownPlugin
+from polarq.errors import DiskFull, EvaluatorFault, HarnessFault, InvalidInput, PolarqError, StepRefused, UnknownPlugin
 from polarq.ledger import Claim
 from polarq.ledger.states import ACTIVE
 from polarq.registry import plugin
 from polarq.trajectory.base import Builder, rewarded
 from polarq_worker.access import ModelAccess, RecordLost
+from polarq_worker.artifacts import Collector
 from polarq_worker.evaluators.base import EvaluationContext, Evaluator
 from polarq_worker.evaluators.create import create_evaluator
 from polarq_worker.harnesses.base import Harness, HarnessContext, harness_env, run_harness
@@ -42,6 +43,8 @@ from polarq_worker.outcomes import (
     failed,
     final_outcome,
     harness_outcome,
+    is_full,
+    on_full_disk,
     one_line,
     timed_out,
     what,
@@ -74,16 +77,24 @@ class Walk:
     def __init__(self, claim: Claim, services: Services, lease: Lease) -> None:
         self.claim = claim
         self.services = services
-        self.task = claim.task
+        self.sandboxes = Sandboxes(claim, services)
+        self.task = self.sandboxes.task
         self.budgets: StageBudgets = claim.task.budgets()
         self.timing: dict[str, float] = {"queue_s": claim.waited_s}
         self.lease = lease
-        self.sandboxes = Sandboxes(claim, services)
         self.access = ModelAccess(claim, services, lease)
+        self.collector = Collector(
+            services.artifacts,
+            services.topology.artifacts,
+            scratch=services.collecting(claim.rollout_id, claim.token),
+            rollout_id=claim.rollout_id,
+            token=claim.token,
+        )
         self.builder: Builder | None = None
         self.harness: HarnessReport | None = None
         self.trajectory: Trajectory | None = None
         self.reward: Reward | None = None
+        self.waits_for_sandbox = False
         self.ending = False
         """The stages are over, by themselves or stopped; what follows must not be interrupted."""
         self._began = time.monotonic()
@@ -119,7 +130,7 @@ class Walk:
             )
         self.ending = True
         outcome = await self._keep_what_was_sampled(outcome)
-        await self._teardown()
+        await self._teardown(well=outcome.state is RolloutState.COMPLETED, collect=True)
         return self._result(outcome)
 
     # --- the stages
@@ -130,18 +141,25 @@ class Walk:
             raise timed_out(Boundary.QUEUE, "queue", budget)
         harness, evaluator = self._plugins()
         async with self.services.slots.seat() as seat:
+            self.waits_for_sandbox = True
             await seat.enter("prepare")
-            runtime, baseline = await self._prepare(evaluator)
+            self.waits_for_sandbox = False
+            runtime, baseline = await self._prepare(harness, evaluator)
             await self._enter(RolloutState.READY)
             ready_since = time.monotonic()
             await seat.enter("run")
             self.timing["ready_s"] = time.monotonic() - ready_since
             await self._enter(RolloutState.RUNNING)
+            self.sandboxes.run_begins(self.budgets.evaluate_s)
             self.harness = await self._run(harness, runtime)
+            ended_at = time.monotonic()
             await seat.enter("post")
+            self.timing["post_queue_s"] = time.monotonic() - ended_at
+            self.sandboxes.run_ended(self.budgets.evaluate_s)
             await self._enter(RolloutState.BUILDING)
             trajectory = await self._build()
             outcome = harness_outcome(self.harness, self.access.use, trajectory)
+            outcome = await asyncio.to_thread(on_full_disk, outcome, runtime.root)
             if evaluator is not None and worth_scoring(outcome, trajectory):
                 await self._enter(RolloutState.EVALUATING)
                 await self._evaluate(evaluator, runtime, baseline)
@@ -158,12 +176,12 @@ class Walk:
         except (UnknownPlugin, InvalidInput, HarnessFault, EvaluatorFault, ValueError) as exc:
             raise failed(Boundary.TASK, "unusable_task", str(exc)) from exc
 
-    async def _prepare(self, evaluator: Evaluator | None) -> tuple[Runtime, dict[str, Any]]:
+    async def _prepare(self, harness: Harness, evaluator: Evaluator | None) -> tuple[Runtime, dict[str, Any]]:
         budget = self.budgets.prepare_s
         await self.lease.certainty()
         with self._timed("prepare_s"), faults.of_prepare(budget):
             async with asyncio.timeout(budget):
-                runtime = await self.sandboxes.start(self.sandboxes.spec.prepare, "agent", budget)
+                runtime = await self.sandboxes.agent(harness, budget)
                 baseline: dict[str, Any] = {}
                 if evaluator is not None:
                     baseline = await evaluator.baseline(runtime, self.sandboxes.env(runtime), budget)
@@ -173,7 +191,8 @@ class Walk:
         budget = self.budgets.agent_s
         await self._proxy(budget)
         secret = await self.access.open(budget)
-        base_url = f"{self.services.proxy_url()}/s/{secret}"
+        network = self.sandboxes.network(runtime)
+        base_url = network.base_url(secret)
         context = HarnessContext(
             task=self.task,
             rollout_id=self.rollout_id,
@@ -182,11 +201,17 @@ class Walk:
             api_key=secret,
             layout=runtime.layout,
             env=harness_env(
-                self.task, rollout_id=self.rollout_id, base_url=base_url, api_key=secret, layout=runtime.layout
+                self.task,
+                rollout_id=self.rollout_id,
+                base_url=base_url,
+                api_key=secret,
+                layout=runtime.layout,
+                way_out=network.way_out,
             ),
+            way_out=network.way_out,
         )
         with self._timed("agent_s"), faults.of_run():
-            return await run_harness(harness, runtime, context, timeout_s=budget)
+            return await run_harness(harness, runtime, context, timeout_s=budget, timing=self.timing)
 
     async def _proxy(self, most_s: float) -> None:
         """A harness that is started while the proxy is away would only find that nobody answers."""
@@ -218,11 +243,6 @@ class Walk:
         assert self.trajectory is not None
         assert self.harness is not None
 
-        async def fresh() -> Runtime:
-            spec = self.sandboxes.spec
-            actions = spec.prepare if spec.eval_prepare is None else spec.eval_prepare
-            return await self.sandboxes.start(actions, "eval", budget)
-
         context = EvaluationContext(
             task=self.task,
             rollout_id=self.rollout_id,
@@ -232,7 +252,7 @@ class Walk:
             env=self.sandboxes.env(runtime),
             timeout_s=budget,
             baseline=baseline,
-            fresh_runtime=fresh,
+            fresh_runtime=lambda: self.sandboxes.fresh(budget),
         )
         with self._timed("evaluate_s"), faults.of_evaluate(budget):
             async with asyncio.timeout(budget):
@@ -241,6 +261,8 @@ class Walk:
                     raise EvaluatorFault(f"evaluator '{evaluator.name}' answered no Reward: {type(reward).__name__}")
                 # Made without its checks, it could be what nobody can read again.
                 reward = Reward.model_validate(reward.model_dump())
+                if reward.outcome <= 0 and await asyncio.to_thread(is_full, runtime.root):
+                    raise DiskFull("the disk of the sandbox was full when it was graded: that it failed says nothing")
                 self.trajectory = rewarded(self.trajectory, reward)
                 self.reward = reward
 
@@ -289,17 +311,48 @@ class Walk:
             return outcome.model_copy(update={"message": text})
         return outcome
 
-    async def _teardown(self) -> None:
-        """Stops whatever was started, under its own budget; never raises."""
+    async def _teardown(self, *, well: bool = False, collect: bool = False) -> None:
+        """Stops whatever was started, under its own budget; never raises. `well`: the rollout completed; `collect`: it
+        has a result, to which files of its sandbox may belong."""
         began = time.monotonic()
         budget = self.budgets.teardown_s
-        runtimes = self.sandboxes.started
         if self.access.secret is not None:
             await self._quietly("close the grant", self.access.close(), budget)
+        await self._quietly("stop what is not needed", self.sandboxes.no_more(), budget)
+        await self._quietly("keep the logs", self.sandboxes.keep_shared_logs(), budget)
+        runtimes = self.sandboxes.started
         for runtime in runtimes:
             await self._quietly("keep the logs", self.sandboxes.keep_logs(runtime), budget)
-        await asyncio.gather(*(self._quietly("stop the sandbox", self.sandboxes.stop(r), budget) for r in runtimes))
+        if collect:
+            await self._collect(budget)
+        stopping = time.monotonic()
+        endings = [self.sandboxes.end(runtime, well=well) for runtime in runtimes]
+        await asyncio.gather(*(self._quietly("stop the sandbox", ending, budget) for ending in endings))
+        if runtimes:
+            self.timing["sandbox_stop_s"] = time.monotonic() - stopping
         self.timing["teardown_s"] = time.monotonic() - began
+
+    async def _collect(self, budget_s: float) -> None:
+        """Brings back what the task declared, however the rollout ended; never raises."""
+        began = time.monotonic()
+        agents = self.sandboxes.agents
+        try:
+            async with asyncio.timeout(budget_s):
+                for runtime in self.sandboxes.started:
+                    name = "logs" if runtime is agents or agents is None else "logs/fresh"
+                    await self.collector.take_logs(runtime.host_log_dir, name)
+                if agents is not None:
+                    await self.collector.take(agents, self.task.artifacts)
+        except TimeoutError:
+            self.collector.say_rest(f"not collected within timeouts.teardown_s ({budget_s:g} s)")
+        except OSError as exc:
+            log.warning("rollout %s: its files cannot be collected: %s", self.rollout_id, exc)
+            self.collector.say_rest(exc.strerror or str(exc))
+        except OF_OTHERS as exc:
+            log.exception("rollout %s: an error while its files were collected", self.rollout_id)
+            self.collector.say_rest(what(exc))
+        if self.collector.artifacts:
+            self.timing["artifacts_s"] = time.monotonic() - began
 
     async def _quietly(self, what: str, work: Awaitable[None], budget_s: float) -> None:
         try:
@@ -325,7 +378,9 @@ class Walk:
             reward=self.reward if outcome.boundary is not Boundary.EVALUATOR else None,
             trajectory=self.trajectory,
             harness=self.harness,
-            timing=Timing(**{k: round(v, 6) for k, v in self.timing.items()}),
+            sandbox=self.sandboxes.report(),
+            artifacts=self.collector.artifacts,
+            timing=Timing(**{k: round(v, 6) for k, v in {**self.sandboxes.timing, **self.timing}.items()}),
             started_at=claim.claimed_at,
             # The server's clock at the claim, and the monotonic one since: no host's wall clock is believed.
             ended_at=claim.claimed_at + timedelta(seconds=self.timing["total_s"]),

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
+import subprocess
 import urllib.request
 from collections.abc import Iterator
 
+import httpx
+
+from polarq import bubblewrap
 from polarq.cli.checks.base import Deployment, Finding, fail, ok, warn
+from polarq.docker_daemon import daemon_address, daemon_facts
 
 GIB = 1024**3
-DOCKER_SOCKET = "/var/run/docker.sock"
+PROGRAM_S = 10.0
 
 
 def check_disk(deployment: Deployment) -> Iterator[Finding]:
@@ -33,19 +37,14 @@ def check_disk(deployment: Deployment) -> Iterator[Finding]:
 
 
 def check_runtimes(deployment: Deployment) -> Iterator[Finding]:
-    """Which runtimes can work here, as far as one can see without starting one."""
-    missing = [name for name in ("bash", "git") if shutil.which(name) is None]
-    if missing:
-        yield fail("runtime local", f"{' and '.join(missing)} is missing", f"install {' '.join(missing)}")
-    else:
-        walls = "bwrap is there" if shutil.which("bwrap") else "bwrap is missing: sandboxes share this machine's files"
-        yield ok("runtime local", f"works (bash, git); {walls}")
+    """Which runtimes can work here, as far as one can see without starting a sandbox."""
+    yield from _local(deployment)
     wanted = {
         node.default_runtime.backend for node in deployment.topology.gateway.nodes if node.default_runtime is not None
     }
+    yield from _docker(deployment, asked="docker" in wanted)
     for backend, found, advice in (
-        ("docker", _docker(), "start the Docker daemon"),
-        ("apptainer", _apptainer(), "install apptainer"),
+        ("apptainer", _apptainer(deployment), "install apptainer, or name it in the node's runtimes.apptainer.program"),
     ):
         if not found:
             yield ok(f"runtime {backend}", "works")
@@ -55,19 +54,60 @@ def check_runtimes(deployment: Deployment) -> Iterator[Finding]:
             yield ok(f"runtime {backend}", f"not here ({found}); no node needs it")
 
 
-def _docker() -> str:
-    """Blank when the daemon's socket accepts us, else why not."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(2.0)
+def _local(deployment: Deployment) -> Iterator[Finding]:
+    part = "runtime local"
+    missing = [name for name in ("bash", "git") if shutil.which(name) is None]
+    if missing:
+        yield fail(part, f"{' and '.join(missing)} is missing", f"install {' '.join(missing)}")
+        return
+    asked = {node.runtimes.local.isolation for node in deployment.topology.gateway.nodes} or {"auto"}
+    why_not = bubblewrap.why_not()
+    open_to_all = "sandboxes share this machine's files, users and network"
+    if asked == {"none"}:
+        yield ok(part, f"works; isolation is none: {open_to_all}")
+    elif not why_not:
+        yield ok(part, "works; sandboxes are isolated by bubblewrap")
+    elif "bubblewrap" in asked:
+        yield fail(part, f"a node's runtimes.local.isolation asks for bubblewrap; {why_not}", bubblewrap.INSTALL)
+    else:
+        yield warn(part, f"works; {open_to_all}: {why_not}", f"to isolate them: {bubblewrap.INSTALL}")
+
+
+def _docker(deployment: Deployment, *, asked: bool) -> Iterator[Finding]:
+    part = "runtime docker"
+    for named in sorted({node.runtimes.docker.url for node in deployment.topology.gateway.nodes} or {""}):
+        url = daemon_address(named)
+        why_not = "there is no socket of a daemon" if not url else ""
         try:
-            probe.connect(DOCKER_SOCKET)
-        except OSError as exc:
-            return f"{DOCKER_SOCKET}: {exc.strerror or type(exc).__name__}"
+            facts = daemon_facts(url) if url else None
+        except (OSError, ValueError, httpx.HTTPError) as exc:
+            facts, why_not = None, f"{url} does not answer: {exc or type(exc).__name__}"
+        if facts is not None:
+            lacks = f"; it cannot give {'; '.join(facts.lacks)}" if facts.lacks else ""
+            yield ok(part, f"works; {facts.name}{lacks}")
+        elif asked or named:
+            advice = "start the Docker daemon, or set runtimes.docker.url of the node"
+            yield fail(part, f"{why_not}, and a node asks for it", advice)
+        else:
+            yield ok(part, f"not here ({why_not}); no node needs it")
+
+
+def _apptainer(deployment: Deployment) -> str:
+    """Blank when the program that nodes name, or one on PATH, runs here; else why not."""
+    named = {node.runtimes.apptainer.program for node in deployment.topology.gateway.nodes} or {None}
+    for program in sorted(named, key=str):
+        names = [program] if program is not None else ["apptainer", "singularity"]
+        path = next((found for name in names if (found := shutil.which(name))), None)
+        if path is None:
+            return f"there is no program '{program}'" if program is not None else "no apptainer program"
+        try:
+            # A command line of ours, without a shell: the deployment's own program.
+            done = subprocess.run([path, "--version"], capture_output=True, timeout=PROGRAM_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as exc:
+            return f"{path} does not run: {exc}"
+        if done.returncode != 0:
+            return f"{path} does not run: {done.stderr.decode('utf-8', 'replace').strip()[-200:] or done.returncode}"
     return ""
-
-
-def _apptainer() -> str:
-    return "" if shutil.which("apptainer") or shutil.which("singularity") else "no apptainer program"
 
 
 def check_proxy_variables(_: Deployment) -> Iterator[Finding]:

@@ -15,10 +15,10 @@ import redis
 from redis.asyncio import Redis as AsyncRedis
 
 from polarq.errors import PolarqError
-from polarq.store.pauses import set_pause
 from polarq.testing.stack import PartDidNotStart
 from tests.durable.chaos.fleet import DRAIN_GRACE_S, LEASE_S, NODES, Fleet
 from tests.durable.chaos.load import Load
+from tests.pauses import set_pause
 
 DRAIN_LIMIT_S = DRAIN_GRACE_S + 45.0
 """Until a worker that was told to stop must be gone, on a machine that is busy."""

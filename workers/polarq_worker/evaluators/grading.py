@@ -8,13 +8,14 @@ from typing import Any
 
 from polarq.contracts.evaluators import TestOnOutputConfig
 from polarq.contracts.rollout import ExecKind
-from polarq.errors import EvaluatorFault
+from polarq.contracts.sandbox import ExecCategory
+from polarq.errors import EvaluatorFault, OutOfMemory, SandboxLost
 from polarq_worker.evaluators import patches
 from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut
 from polarq_worker.evaluators.expectations import Comparison, compare, path_of
 from polarq_worker.evaluators.patches import NoPatch, Patch, apply_patch
 from polarq_worker.evaluators.scaffolding import Sorted, changes_pytest_section, sort_changes, steers_by_content
-from polarq_worker.evaluators.snapshot import Baseline, Change, PatchTooLarge, RepositoryLost, Snapshot
+from polarq_worker.evaluators.snapshot import Baseline, Change, PatchTooLarge, RepositoryLost, Snapshot, take
 from polarq_worker.evaluators.test_command import TestRun, run_tests
 from polarq_worker.runtimes.base import Runtime
 
@@ -55,7 +56,7 @@ class Grading:
             "failed_apply_patch": False,
             "error_eval": False,
             "test_timeout": False,
-            "graded_in": "a fresh sandbox" if fresh else "the agent's sandbox",
+            "graded_in": "fresh" if fresh else "live",
             "expected": len(config.expected_output_json),
         }
 
@@ -74,17 +75,18 @@ class Grading:
             raise self._nothing_done()
         if self._fresh:
             assert patch is not None
-            await apply_patch(runtime, self._config.repo_dir, patch, self._env, self._step_s())
-        else:
-            await self._snapshot.restore(found.left_out, self._step_s())
-            await self._snapshot.drop_byte_code(self._step_s())
+            # They may share a network with the fresh one.
+            await self._context.runtime.end_background()
+            found = await self._applied(runtime, patch)
+        await self._snapshot.restore(found.left_out, self._step_s())
+        await self._snapshot.drop_byte_code(self._step_s())
         run = await self._run(runtime, found.own_tests, "eval/test")
         comparison = self._compare(run)
         if self.report["resolved"]:
             return 1.0
         self._blame_the_system(run)
         if comparison.missing and not comparison.otherwise:
-            await self._blame_the_tree(runtime, comparison, run, found, patch)
+            await self._blame_the_tree(runtime, comparison, run, found)
         return 0.0
 
     def _nothing_done(self) -> Verdict:
@@ -93,7 +95,27 @@ class Grading:
 
     # --- the agent's work
 
-    async def _sorted(self) -> Sorted:
+    async def _applied(self, runtime: Runtime, patch: Patch) -> Sorted:
+        """Applies the patch to the fresh sandbox, and sorts what it changed there, from where all else is judged now.
+
+        It came from where the agent might have put a git of its own in the other's place: what it says of itself, and
+        what was left out of it, is not believed.
+        """
+        repo, env = self._config.repo_dir, self._env
+        baseline = await take(runtime, repo, env, self._step_s())
+        if not baseline.tracked:
+            raise EvaluatorFault("git is needed in the fresh sandbox; install it in the image or by runtime.prepare")
+        await apply_patch(runtime, repo, patch, env, self._step_s())
+        self._snapshot = Snapshot(runtime, repo, env, baseline)
+        try:
+            return await self._sorted("left_out_of_patch")
+        except Verdict:
+            if self.report.get("repository_lost"):
+                raise EvaluatorFault("the fresh sandbox lost what was recorded of it before the patch") from None
+            raise
+
+    async def _sorted(self, left_out: str = "left_out") -> Sorted:
+        """The changes; `left_out` is where the report says which are put back."""
         try:
             changes = await self._snapshot.changes(self._step_s())
         except RepositoryLost:
@@ -115,7 +137,7 @@ class Grading:
                     found.work.remove(change)
                     found.left_out.append(change)
         self.report["changed_files"] = len(found.work)
-        self._list("left_out", [change.path for change in found.left_out])
+        self._list(left_out, [change.path for change in found.left_out])
         self._list("own_tests_passed_by", found.own_tests)
         if found.removed_tests:
             self._list("removed_tests", found.removed_tests)
@@ -209,7 +231,9 @@ class Grading:
         config = self._config
         left = self._left()
         limit_s = min(config.test_timeout, left * SHARE_OF_BUDGET)
-        run = await run_tests(runtime, config, self._env, own_tests=own_tests, timeout_s=limit_s, log=log)
+        run = await run_tests(
+            runtime, config, self._env, own_tests=own_tests, timeout_s=limit_s, log=log, alone=self._fresh
+        )
         result = run.result
         if (
             result.kind is ExecKind.TIMED_OUT
@@ -220,7 +244,11 @@ class Grading:
                 f"only {limit_s:.0f} s of the evaluation's budget were left for the tests, and they took longer;"
                 " raise timeouts.evaluate_s"
             )
-        if result.kind in {ExecKind.COULD_NOT_START, ExecKind.SANDBOX_LOST}:
+        if result.kind is ExecKind.SANDBOX_LOST:
+            raise SandboxLost(f"the test command could not be run: {result.why}")
+        if result.out_of_memory and not result.ok:
+            raise OutOfMemory(f"the sandbox ran out of memory while it was graded ({result.why}); see log {log}")
+        if result.kind is ExecKind.COULD_NOT_START:
             raise EvaluatorFault(f"the test command could not be run: {result.why}")
         self.report.update(
             {
@@ -257,9 +285,7 @@ class Grading:
                 "the tests were killed from outside (most often for want of memory); see log eval/test"
             )
 
-    async def _blame_the_tree(
-        self, runtime: Runtime, comparison: Comparison, run: TestRun, found: Sorted, patch: Patch | None
-    ) -> None:
+    async def _blame_the_tree(self, runtime: Runtime, comparison: Comparison, run: TestRun, found: Sorted) -> None:
         """Missing tests are the agent's doing if they are there without its work, else the environment's.
 
         Raises `EvaluatorFault` in the second case. A test file that does not exist is one that the agent was to write;
@@ -269,7 +295,7 @@ class Grading:
             return
         broken = {path for path in map(_file_of, run.statuses) if path}
         unexplained = [test_id for test_id in comparison.missing if path_of(test_id) not in broken]
-        await self._undo(runtime, found, patch)
+        await self._snapshot.restore(found.work, self._step_s())
         paths = sorted({path for path in map(path_of, unexplained) if path is not None})
         if run.statuses or run.result.exit_code not in NOT_RUN:
             there = set(await self._existing(runtime, paths))
@@ -290,19 +316,17 @@ class Grading:
                 " see log eval/control"
             )
 
-    async def _undo(self, runtime: Runtime, found: Sorted, patch: Patch | None) -> None:
-        if self._fresh:
-            assert patch is not None
-            await apply_patch(runtime, self._config.repo_dir, patch, self._env, self._step_s(), reverse=True)
-        else:
-            await self._snapshot.restore(found.work, self._step_s())
-
     async def _existing(self, runtime: Runtime, paths: Sequence[str]) -> list[str]:
         """Those of the paths that are there, relative to `repo_dir`."""
         script = 'while IFS= read -r -d "" path; do if [ -e "$path" ]; then printf "%s\\0" "$path"; fi; done'
         names = "".join(f"{path}\0" for path in paths).encode("utf-8", "surrogateescape")
         result = await runtime.exec(
-            ["bash", "-c", script], cwd=self._config.repo_dir, env=self._env, stdin=names, timeout_s=self._step_s()
+            ["bash", "-c", script],
+            cwd=self._config.repo_dir,
+            env=self._env,
+            stdin=names,
+            timeout_s=self._step_s(),
+            category=ExecCategory.VERIFIER,
         )
         return result.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] if paths else []
 

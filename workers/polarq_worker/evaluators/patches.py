@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polarq.contracts.rollout import ExecKind
+from polarq.contracts.sandbox import ExecCategory
 from polarq.errors import EvaluatorFault, RuntimeFault
 from polarq_worker.evaluators.base import EvaluationTimedOut
 from polarq_worker.evaluators.snapshot import MAX_PATCH_BYTES, QUIET_SHELL
 from polarq_worker.runtimes.base import SCRATCH_DIR, ExecResult, Runtime
 
+_OURS = ExecCategory.REPOSITORY
 _GLOB = re.compile(r"([*?\[\]\\])")
 
 _APPLY_TREE = """
@@ -68,7 +70,9 @@ async def print_patch(
     inside = f"{runtime.layout.session_dir}/{SCRATCH_DIR}/patch_command.diff"
     variables = {"POLARQ_PATCH": inside, "POLARQ_HEAD": head}
     script = f'mkdir -p "$(dirname "$POLARQ_PATCH")"\n{_PRINT % command}'
-    result = await runtime.exec(script, cwd=folder, env={**env, **variables}, timeout_s=timeout_s, log="eval/patch")
+    result = await runtime.exec(
+        script, cwd=folder, env={**env, **variables}, timeout_s=timeout_s, log="eval/patch", category=_OURS
+    )
     if result.kind is ExecKind.TIMED_OUT:
         raise EvaluationTimedOut(f"patch_command: {result.why}; see apply_timeout")
     if not result.ok:
@@ -92,18 +96,16 @@ async def paths_in(runtime: Runtime, folder: str, patch: Path, env: Mapping[str,
     return [entry.split("\t", 2)[2] for entry in entries if entry.count("\t") >= 2]
 
 
-async def apply_patch(
-    runtime: Runtime, folder: str, patch: Patch, env: Mapping[str, str], timeout_s: float, *, reverse: bool = False
-) -> None:
+async def apply_patch(runtime: Runtime, folder: str, patch: Patch, env: Mapping[str, str], timeout_s: float) -> None:
     """Raises `EvaluatorFault`: the patch was made against this very tree, so it is the tree that is another."""
     inside = await _bring(runtime, patch.file)
-    options = ["--exclude=" + _GLOB.sub(r"\\\1", path) for path in patch.without] + (["-R"] if reverse else [])
+    options = ["--exclude=" + _GLOB.sub(r"\\\1", path) for path in patch.without]
     script = _APPLY_PRINTED if patch.source == PRINTED else _APPLY_TREE
     arguments = ["--whitespace=nowarn", "--binary", *options, inside]
     result = await _git_apply(runtime, folder, script, arguments, env, timeout_s)
-    if not result.ok and not patch.without and not reverse:
+    if not result.ok and not patch.without:
         fuzzy = ["patch", "--batch", "--fuzz=5", "-p1", "-i", inside]
-        second = await runtime.exec(fuzzy, cwd=folder, env=env, timeout_s=timeout_s, log="eval/apply")
+        second = await runtime.exec(fuzzy, cwd=folder, env=env, timeout_s=timeout_s, log="eval/apply", category=_OURS)
         if second.ok:
             return
     if result.kind is ExecKind.TIMED_OUT:
@@ -131,4 +133,5 @@ async def _git_apply(
         env={**env, **QUIET_SHELL, **scratch},
         timeout_s=timeout_s,
         max_output_bytes=16 << 20,
+        category=_OURS,
     )

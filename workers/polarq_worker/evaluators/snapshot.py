@@ -15,7 +15,8 @@ from pathlib import Path
 
 from polarq.contracts.base import Contract
 from polarq.contracts.rollout import ExecKind
-from polarq.errors import EvaluatorFault
+from polarq.contracts.sandbox import ExecCategory
+from polarq.errors import EvaluatorFault, SandboxLost
 from polarq_worker.evaluators.base import EvaluationTimedOut
 from polarq_worker.runtimes.base import SCRATCH_DIR, ExecResult, Runtime
 
@@ -244,19 +245,23 @@ async def _git(
         stdin=stdin,
         timeout_s=timeout_s,
         max_output_bytes=max_output_bytes,
+        category=ExecCategory.REPOSITORY,
     )
 
 
 async def _is_session(runtime: Runtime, folder: str, timeout_s: float) -> bool:
     """Whether the folder is the session directory itself, which has files of polarq's in it."""
-    result = await runtime.exec(["pwd", "-P"], cwd=folder, timeout_s=timeout_s)
-    session = await runtime.exec(["pwd", "-P"], cwd=runtime.layout.session_dir, timeout_s=timeout_s)
+    ours = ExecCategory.REPOSITORY
+    result = await runtime.exec(["pwd", "-P"], cwd=folder, timeout_s=timeout_s, category=ours)
+    session = await runtime.exec(["pwd", "-P"], cwd=runtime.layout.session_dir, timeout_s=timeout_s, category=ours)
     return result.stdout == session.stdout
 
 
 def _checked(result: ExecResult, what: str) -> ExecResult:
     if result.kind is ExecKind.TIMED_OUT:
         raise EvaluationTimedOut(f"{what}: {result.why}")
+    if result.kind is ExecKind.SANDBOX_LOST:
+        raise SandboxLost(f"{what}: {result.why}")
     if not result.ok:
         raise EvaluatorFault(f"{what}: {result.why}")
     return result

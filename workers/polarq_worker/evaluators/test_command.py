@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polarq.contracts.evaluators import TestOnOutputConfig
+from polarq.contracts.sandbox import ExecCategory
 from polarq_worker.evaluators.expectations import is_full
 from polarq_worker.evaluators.statuses import Statuses, from_output, from_report, worst
 from polarq_worker.runtimes.base import ExecResult, Runtime
@@ -40,20 +41,24 @@ async def run_tests(
     own_tests: Sequence[str],
     timeout_s: float,
     log: str,
+    alone: bool,
 ) -> TestRun:
     """Runs `test_command` in `repo_dir`. pytest is asked, by its environment, for a report of its own (a summary can be
-    cut, wrapped or switched off) and to pass by the test files `own_tests`."""
+    cut, wrapped or switched off) and to pass by the test files `own_tests`.
+
+    What an agent left running in the sandbox serves the tests until they end (`alone`: there is no such thing); then it
+    is killed, where the backend can, before anything is read.
+    """
     if config.report_path is not None:
-        return await _with_named_report(runtime, config, env, own_tests, timeout_s, log)
+        return await _with_named_report(runtime, config, env, own_tests, timeout_s, log, alone=alone)
     report = f"{runtime.layout.eval_log_dir}/junit-{secrets.token_hex(8)}.xml"
     asked = ["-rfEsxXp", f"--junitxml={report}", "-o", "junit_family=xunit1"]
     result = await _run(runtime, config, env, [*asked, *_ignores(own_tests)], timeout_s, log)
-    run = await _read(runtime, config, result, report)
-    if result.exit_code == PYTEST_USAGE_ERROR and not run.statuses:
+    if result.exit_code == PYTEST_USAGE_ERROR and not _from_text(config, result):
         # A pytest that does not know these options refuses to start: once more, without asking.
         result = await _run(runtime, config, env, _ignores(own_tests), max(timeout_s - result.duration_s, 0.0), log)
         return await _read(runtime, config, result, None)
-    return run
+    return await _read(runtime, config, result, report)
 
 
 async def _with_named_report(
@@ -63,12 +68,20 @@ async def _with_named_report(
     own_tests: Sequence[str],
     timeout_s: float,
     log: str,
+    *,
+    alone: bool,
 ) -> TestRun:
     path = config.report_path or ""
     # What lies there now is not this run's.
-    await runtime.exec(["rm", "-f", "--", path], cwd=config.repo_dir, env=env, timeout_s=READ_S)
+    await runtime.exec(
+        ["rm", "-f", "--", path], cwd=config.repo_dir, env=env, timeout_s=READ_S, category=ExecCategory.VERIFIER
+    )
     result = await _run(runtime, config, env, _ignores(own_tests), timeout_s, log)
+    await runtime.end_background()
     statuses, problem = await _from_report(runtime, config.repo_dir, path)
+    if statuses is not None and not alone:
+        # Somebody who was left running may have written there in time; what is printed comes through a pipe.
+        statuses = worst([*statuses.items(), *_from_text(config, result).items()])
     if statuses is not None:
         return TestRun(result, statuses, "report_path")
     fallback = _from_text(config, result)
@@ -91,11 +104,13 @@ async def _run(
         timeout_s=timeout_s,
         log=log,
         max_output_bytes=MAX_OUTPUT_BYTES,
+        category=ExecCategory.VERIFIER,
     )
 
 
 async def _read(runtime: Runtime, config: TestOnOutputConfig, result: ExecResult, report: str | None) -> TestRun:
     printed = _from_text(config, result)
+    await runtime.end_background()
     if report is not None:
         reported, _ = await _from_report(runtime, config.repo_dir, report)
         if reported:
@@ -111,7 +126,13 @@ def _from_text(config: TestOnOutputConfig, result: ExecResult) -> Statuses:
 
 async def _from_report(runtime: Runtime, folder: str, path: str) -> tuple[Statuses | None, str]:
     """(statuses, "") or (None, why not)"""
-    read = await runtime.exec(["cat", "--", path], cwd=folder, timeout_s=READ_S, max_output_bytes=MAX_REPORT_BYTES)
+    read = await runtime.exec(
+        ["cat", "--", path],
+        cwd=folder,
+        timeout_s=READ_S,
+        max_output_bytes=MAX_REPORT_BYTES,
+        category=ExecCategory.VERIFIER,
+    )
     if not read.ok or read.truncated:
         return None, f"more than {MAX_REPORT_BYTES} bytes" if read.ok else read.why
     try:

@@ -1,7 +1,7 @@
 """What a harness (an agent program) is to the worker: steps to run, with something to do before and after.
 
-A harness runs unmodified. A preset writes its configuration and its command line, and installs nothing: that is the
-task's `runtime.prepare`, or the node's.
+A harness runs unmodified. A preset writes its configuration and its command line; what it installs is part of the
+sandbox's recipe (`Harness.recipe`), so that a node does it once.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import abc
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from polarq.contracts.rollout import ExecKind, HarnessReport, StepReport
-from polarq.contracts.specs import AgentSpec
+from polarq.contracts.sandbox import ExecCategory
+from polarq.contracts.specs import AgentSpec, PrepareAction
 from polarq.contracts.task import Task
 from polarq.errors import PolarqError
-from polarq_worker.harnesses.environment import harness_env, sandbox_env
+from polarq_worker.harnesses.environment import harness_env, prepare_env, sandbox_env
+from polarq_worker.network.way_out import OPEN, WayOut
 from polarq_worker.runtimes.base import Runtime, SandboxLayout
 
-__all__ = ["Harness", "HarnessContext", "HarnessStep", "harness_env", "run_harness", "sandbox_env"]
+__all__ = ["Harness", "HarnessContext", "HarnessStep", "harness_env", "prepare_env", "run_harness", "sandbox_env"]
 
 log = logging.getLogger("polarq.worker.harness")
 
@@ -44,6 +46,7 @@ class HarnessContext:
     api_key: str
     layout: SandboxLayout
     env: Mapping[str, str]
+    way_out: WayOut = OPEN
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ class Harness(abc.ABC):
     def __init__(self, spec: AgentSpec) -> None:
         self.spec = spec
 
+    def recipe(self) -> Sequence[PrepareAction]:
+        """What of the program itself a sandbox needs, carried out before the task's own `prepare` and kept with it: the
+        same for every rollout with this agent spec."""
+        return ()
+
     async def setup(self, runtime: Runtime, context: HarnessContext) -> None:  # noqa: B027  (nothing to set up)
         """Writes configuration and looks whether the program is there. Raises `HarnessFault` or `RuntimeFault`."""
 
@@ -77,13 +85,22 @@ class Harness(abc.ABC):
 
 
 async def run_harness(
-    harness: Harness, runtime: Runtime, context: HarnessContext, *, timeout_s: float
+    harness: Harness,
+    runtime: Runtime,
+    context: HarnessContext,
+    *,
+    timeout_s: float,
+    timing: MutableMapping[str, float] | None = None,
 ) -> HarnessReport:
     """Runs the harness to its end, at most `timeout_s` seconds; what it printed is logged as `agent/step.NN`.
 
+    `timing` gets what its parts took, by their names in `Timing`.
+
     However it ends, that is a report. Raises `HarnessFault` when it cannot be started as it stands, and `RuntimeFault`.
     """
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
+    deadline = began + timeout_s
+    timing = {} if timing is None else timing
     context = replace(context, env={**context.env, **_instruction_env(context)})
     reports: list[StepReport] = []
     try:
@@ -93,6 +110,8 @@ async def run_harness(
     except TimeoutError:
         message = f"the set-up of harness '{harness.name}' did not end within {timeout_s:.1f} s"
         reports.append(StepReport(kind=ExecKind.TIMED_OUT, duration_s=timeout_s, message=message))
+    finally:
+        timing["agent_setup_s"] = time.monotonic() - began
     for number, step in enumerate(harness.steps(context) if not reports else []):
         stem = f"agent/step.{number:02d}"
         result = await runtime.exec(
@@ -102,11 +121,15 @@ async def run_harness(
             stdin=step.stdin,
             timeout_s=max(deadline - time.monotonic(), 0.0),
             log=stem,
+            category=ExecCategory.AGENT,
         )
+        timing["agent_exec_s"] = timing.get("agent_exec_s", 0.0) + result.duration_s
         reports.append(result.report(stem))
         if not result.ok:
             break
+    ended = time.monotonic()
     metadata = await _postprocess(harness, runtime, context, reports)
+    timing["agent_postprocess_s"] = time.monotonic() - ended
     ok = all(report.kind is ExecKind.EXITED and report.exit_code == 0 for report in reports)
     return HarnessReport(name=harness.name, ok=ok, steps=reports, metadata=metadata)
 

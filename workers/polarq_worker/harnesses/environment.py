@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
+from polarq.contracts.specs import RuntimeSpec
 from polarq.contracts.task import Task
+from polarq_worker.network.way_out import OPEN, WayOut
 from polarq_worker.runtimes.base import SandboxLayout
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -29,30 +31,38 @@ def model_env(base_url: str, api_key: str) -> dict[str, str]:
     }
 
 
-def harness_env(task: Task, *, rollout_id: str, base_url: str, api_key: str, layout: SandboxLayout) -> dict[str, str]:
+def harness_env(
+    task: Task, *, rollout_id: str, base_url: str, api_key: str, layout: SandboxLayout, way_out: WayOut = OPEN
+) -> dict[str, str]:
     """The variables of a harness, lowest first: session's, `runtime.env`, `agent.env`, the model's addresses and keys.
 
     `base_url` is the rollout's own (`http://host:port/s/<grant>`). NO_PROXY and no_proxy get the literal hosts that a
     model call may name, beside what the task lists itself: patterns such as `127.*` are not understood by most clients.
     """
     runtime_env = task.runtime.env if task.runtime is not None else {}
-    env = {**session_env(task, rollout_id=rollout_id, layout=layout), **runtime_env, **task.agent.env}
+    env = way_out.applied({**session_env(task, rollout_id=rollout_id, layout=layout), **runtime_env, **task.agent.env})
     env.update(model_env(base_url, api_key))
     env.update(_no_proxy([runtime_env, task.agent.env], urlsplit(base_url).hostname))
     return env
 
 
-def sandbox_env(task: Task, *, rollout_id: str, layout: SandboxLayout) -> dict[str, str]:
-    """The variables of prepare actions and of evaluation: the session's, then `runtime.env`. No model, no secret."""
+def sandbox_env(task: Task, *, rollout_id: str, layout: SandboxLayout, way_out: WayOut = OPEN) -> dict[str, str]:
+    """The variables of evaluation: the session's, then `runtime.env`. No model, no secret."""
     runtime_env = task.runtime.env if task.runtime is not None else {}
-    env = {**session_env(task, rollout_id=rollout_id, layout=layout), **runtime_env}
+    env = way_out.applied({**session_env(task, rollout_id=rollout_id, layout=layout), **runtime_env})
     env.update(_no_proxy([runtime_env], None))
     return env
 
 
-def step_env(own: Mapping[str, str], harness: Mapping[str, str]) -> dict[str, str]:
-    """What a task may add for one command on top of its harness's variables: not the model's addresses and keys."""
-    env = {name: value for name, value in own.items() if name not in model_env("", "")}
+def prepare_env(spec: RuntimeSpec, layout: SandboxLayout) -> dict[str, str]:
+    """The variables of prepare actions. They name no rollout: what is prepared serves any of the same recipe."""
+    return {**layout_env(layout), **spec.env, **_no_proxy([spec.env], None)}
+
+
+def step_env(own: Mapping[str, str], harness: Mapping[str, str], way_out: WayOut = OPEN) -> dict[str, str]:
+    """What a task may add for one command on top of its harness's variables: not the model's addresses and keys, and no
+    proxy that cannot be reached."""
+    env = {name: value for name, value in way_out.stripped(own).items() if name not in model_env("", "")}
     if "NO_PROXY" in env or "no_proxy" in env:
         env.update(_no_proxy([env, harness], None))
     return env
@@ -62,6 +72,12 @@ def session_env(task: Task, *, rollout_id: str, layout: SandboxLayout) -> dict[s
     return {
         "SESSION_ID": rollout_id,
         "TASK_ID": task.task_id,
+        **layout_env(layout),
+    }
+
+
+def layout_env(layout: SandboxLayout) -> dict[str, str]:
+    return {
         "SESSION_DIR": layout.session_dir,
         "ARTIFACTS_DIR": layout.artifacts_dir,
         "LOGS_DIR": layout.logs_dir,

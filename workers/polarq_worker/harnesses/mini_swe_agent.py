@@ -18,6 +18,7 @@ from pydantic import Field
 
 from polarq.contracts.base import Contract
 from polarq.contracts.rollout import StepReport
+from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.specs import AgentSpec, Env
 from polarq.errors import HarnessFault, InvalidTask
 from polarq_worker.harnesses.base import Harness, HarnessContext, HarnessStep
@@ -67,7 +68,8 @@ class MiniSweAgentHarness(Harness):
             raise InvalidTask("agent", [f"{key}: mini-swe-agent has no use for it; leave it out" for key in unused])
 
     async def setup(self, runtime: Runtime, context: HarnessContext) -> None:
-        found = await runtime.exec(f"command -v {PROGRAM}", env=context.env, timeout_s=SETUP_S)
+        looking = f"command -v {PROGRAM}"
+        found = await runtime.exec(looking, env=context.env, timeout_s=SETUP_S, category=ExecCategory.SETUP)
         if not found.ok:
             raise HarnessFault(
                 f"there is no program '{PROGRAM}' in the sandbox; install it in the image or by runtime.prepare:"
@@ -102,7 +104,7 @@ class MiniSweAgentHarness(Harness):
             "wall_time_limit_seconds": wanted.wall_time_limit_s,
             "max_consecutive_format_errors": wanted.max_consecutive_format_errors,
         }
-        environment = {"timeout": wanted.command_timeout_s, "env": wanted.command_env or None}
+        environment = {"timeout": wanted.command_timeout_s, "env": context.way_out.stripped(wanted.command_env) or None}
         model = {"model_kwargs": wanted.model_kwargs or None, "model_class": wanted.model_class}
         sections = {"agent": _given(agent), "environment": _given(environment), "model": _given(model)}
         head = yaml.safe_dump({key: section for key, section in sections.items() if section}, allow_unicode=False)

@@ -39,5 +39,5 @@ class ShellHarness(Harness):
 
     def steps(self, context: HarnessContext) -> list[HarnessStep]:
         stdin = context.task.instruction.encode() if self._settings.instruction_on_stdin else None
-        env = step_env(self._shell.env, context.env)
+        env = step_env(self._shell.env, context.env, context.way_out)
         return [HarnessStep(self._script, cwd=self._shell.cwd, env=env, stdin=stdin)]

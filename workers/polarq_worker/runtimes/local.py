@@ -1,7 +1,9 @@
 """Runtime `local`: a private folder of the node itself, and every process in it under one warden.
 
-It isolates processes, files by convention, and the environment; not the file system, users, network or hardware. It is
-for trusted harnesses, tests and machines without containers. Linux only.
+Isolated by bubblewrap where the node has it (`runtimes.local.isolation`): the system read-only, nothing of home folders
+or of polarq's own, process, IPC and network namespaces of its own, no privilege, and under a worker that is root
+another user. Without, it isolates processes, files by convention, and the environment; that is for trusted harnesses,
+tests and machines without containers. Linux only.
 
     <root>/            0700, gone after stop()
       session/         what the contract calls /polar/session, with artifacts/ and logs/
@@ -12,23 +14,32 @@ for trusted harnesses, tests and machines without containers. Linux only.
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import os
 import shutil
+import signal
+import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
+from typing import Any, cast
 
+from polarq import bubblewrap
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
-from polarq.errors import RuntimeFault
-from polarq_worker.runtimes import confined, strays
-from polarq_worker.runtimes.base import ExecResult, Runtime, SandboxLayout
+from polarq.errors import RuntimeFault, SandboxLost
+from polarq_worker.runtimes import confined, strays, walls, wishes
+from polarq_worker.runtimes.base import ExecResult, Host, Runtime, SandboxLayout, Snapshot
+from polarq_worker.runtimes.beginning import Beginning
 from polarq_worker.runtimes.capture import Capture
 from polarq_worker.runtimes.confined import Progress
+from polarq_worker.runtimes.fetched import Fetched
 from polarq_worker.runtimes.folder import PrivateFolder, in_thread, write_private
+from polarq_worker.runtimes.kept import Kept, Record
 from polarq_worker.runtimes.processes import (
     Command,
     CouldNotStart,
@@ -37,7 +48,7 @@ from polarq_worker.runtimes.processes import (
     WardenLost,
     uninterrupted,
 )
-from polarq_worker.runtimes.texts import cannot, could_not_start
+from polarq_worker.runtimes.texts import cannot, could_not_start, fault
 
 DRAIN_S = 0.25
 """How long output is waited for when a command has ended but something it left behind holds its pipe."""
@@ -48,10 +59,16 @@ HOST_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ")
 class LocalRuntime(Runtime):
     """See the module's text."""
 
-    def __init__(self, spec: RuntimeSpec, *, runtime_id: str, root: Path) -> None:
-        self._folder = PrivateFolder(root, spec.workdir)
-        super().__init__(spec, runtime_id=runtime_id, root=self._folder.root)
+    def __init__(self, spec: RuntimeSpec, *, runtime_id: str, root: Path, host: Host | None = None) -> None:
+        host = host or Host()
+        self._isolated = isolates(host)
+        self._owner = walls.own_ids() if self._isolated else None
+        self._folder = PrivateFolder(root, spec.workdir, self._owner)
+        super().__init__(spec, runtime_id=runtime_id, root=self._folder.root, host=host)
+        self._kept = None if host.folder is None else Kept(host.folder)
+        self._beginning: Beginning | None = None
         self._tree: ProcessTree | None = None
+        self._online = True
         self._numbers = itertools.count(1)
         self._commands: set[Command] = set()
         self._captures: set[Capture] = set()
@@ -60,23 +77,21 @@ class LocalRuntime(Runtime):
         """A warden or keeper died unasked, so not all processes may be under one."""
 
     @classmethod
-    def problems(cls, spec: RuntimeSpec) -> list[str]:
-        no = "the local runtime cannot"
-        wishes: list[tuple[bool, str]] = [
-            (bool(spec.image.strip()), f"image: {no} run an image; leave it out or choose another backend"),
-            (spec.cpus is not None, f"cpus: {no} limit processors"),
-            (spec.memory_mb is not None, f"memory_mb: {no} limit memory"),
-            (spec.storage_mb is not None, f"storage_mb: {no} limit storage"),
-            (spec.gpus > 0, f"gpus: {no} reserve GPUs; programs see those of the node"),
-            (not spec.allow_internet, f"allow_internet: {no} keep programs off the network"),
-            (spec.network not in {None, "", "host"}, f"network: {no} join network '{spec.network}'; only 'host'"),
-            (bool(spec.internet_volumes), f"internet_volumes: {no} mount; name host paths directly"),
-            (spec.direct_exec_init_command is not None, "direct_exec_init_command: is for the apptainer runtime only"),
-        ]
-        if spec.workdir is not None and ".." in PurePath(spec.workdir).parts:
-            wishes.append((True, f"workdir: '{spec.workdir}' has '..' in it; give the path without"))
-        wishes += [(True, f"kwargs.{key}: {no} use it") for key in sorted(spec.kwargs)]
-        return [problem for wished, problem in wishes if wished]
+    def problems(cls, spec: RuntimeSpec, host: Host) -> list[str]:
+        missing = _missing_walls(host)
+        return [*([missing] if missing else []), *wishes.problems(spec, isolated=isolates(host))]
+
+    @classmethod
+    def keeps_offline(cls, host: Host) -> bool:
+        return isolates(host)
+
+    @classmethod
+    def takes_snapshots(cls, host: Host) -> bool:
+        return host.folder is not None
+
+    @property
+    def isolation(self) -> str:
+        return "bubblewrap" if self._isolated else "none"
 
     @property
     def layout(self) -> SandboxLayout:
@@ -90,26 +105,95 @@ class LocalRuntime(Runtime):
     def workdir(self) -> str:
         return str(self._folder.workdir)
 
-    async def start(self) -> None:
+    async def start(self, *, snapshot: str | None = None, online: bool = True) -> None:
         bash = shutil.which("bash", path=self._environment()["PATH"])
         if bash is None:
             raise RuntimeFault("there is no bash on this node; install it")
+        if missing := _missing_walls(self.host):
+            raise RuntimeFault(missing)
+        if not online and not self._isolated:
+            raise RuntimeFault(f"the local runtime cannot cut a sandbox off the network: {bubblewrap.why_not()}")
         self._bash = bash
-        await self._folder.make()
-        self._tree = ProcessTree(self._folder.run / "warden.stderr")
-        await self._tree.start()
+        self._online = online
+        _living[self._key] = self
+        self._beginning = Beginning(self._folder, self.spec, self.host, self.runtime_id, self._kept)
+        self._tree = await self._beginning.start(snapshot, online=online)
         self._lost = ""
 
-    async def exec(
+    @property
+    def _key(self) -> tuple[Path | None, str]:
+        return self.host.folder, self.runtime_id
+
+    async def alive(self) -> bool:
+        return not self._lost and self.root.is_dir() and self._tree is not None and not self._tree.hung_up()
+
+    async def open_door(self, port: int) -> socket.socket:
+        if self._online or self._lost or self._tree is None:
+            raise RuntimeFault(f"no door can be opened: {self._lost or 'the sandbox was started with the network'}")
+        try:
+            return await self._tree.door(port)
+        except OSError as exc:
+            raise RuntimeFault(cannot(f"port {port} of the sandbox's own network cannot be listened on", exc)) from exc
+        except WardenLost:
+            self._lose("its first process was killed")
+            raise SandboxLost(f"no door can be opened: {self._lost}") from None
+
+    async def snapshot(self, name: str) -> Snapshot:
+        if self._kept is None:
+            raise RuntimeFault("this node keeps nothing: snapshots need a folder")
+        if self._lost:
+            raise SandboxLost(f"no snapshot can be taken: {self._lost}")
+        if not await self.end_background():
+            raise RuntimeFault("no snapshot can be taken: something in the sandbox does not die")
+        unmoved = None if self._isolated else str(self.root)
+        try:
+            return cast("Snapshot", await in_thread(self._kept.save, name, self._folder.parts(), unmoved))
+        except OSError as exc:
+            raise fault("the snapshot cannot be kept", exc) from exc
+
+    @classmethod
+    async def snapshots(cls, host: Host) -> list[Snapshot]:
+        return [] if host.folder is None else cast("list[Snapshot]", await _kept(Kept(host.folder).all))
+
+    @classmethod
+    async def drop_snapshot(cls, reference: str, host: Host) -> None:
+        if host.folder is not None:
+            await _kept(Kept(host.folder).drop, reference)
+
+    @classmethod
+    async def sweep(cls, host: Host, keep: Collection[str]) -> list[str]:
+        if host.folder is None:
+            return []
+        # At a worker's start, so that no rollout waits for it.
+        await asyncio.to_thread(bubblewrap.why_not)
+        kept = Kept(host.folder)
+        swept, stubborn = [], []
+        for record in cast("list[Record]", await _kept(kept.records)):
+            if record.runtime_id in keep:
+                continue
+            own = _living.get((host.folder, record.runtime_id))
+            if own is not None:
+                await own.stop()
+            elif not await _kept(kept.bury, record):
+                stubborn.append(record.runtime_id)
+                continue
+            swept.append(record.runtime_id)
+        await _kept(kept.tidy)
+        if stubborn:
+            raise RuntimeFault(f"processes of these sandboxes do not die: {', '.join(stubborn)}")
+        return swept
+
+    async def _exec(
         self,
         command: str | Sequence[str],
         *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+        stdin: bytes | None,
         timeout_s: float,
-        log: str | None = None,
-        max_output_bytes: int = 1 << 20,
+        log: str | None,
+        max_output_bytes: int,
     ) -> ExecResult:
         begun = time.monotonic()
         if not self._lost and not self.root.is_dir():
@@ -121,18 +205,21 @@ class LocalRuntime(Runtime):
         script: Path | None = None
         folder, argv = "", [""]
         kind, code, message = ExecKind.EXITED, 0, ""
+        kills = self._memory_kills()
         try:
             async with asyncio.timeout(max(timeout_s, 0.0)):
                 folder = self._folder.cwd(cwd)
+                ids = wishes.ids_of(user, self._owner)
                 if isinstance(command, str):
                     script = self._folder.run / f"{next(self._numbers)}.sh"
-                    await uninterrupted(in_thread(write_private, script, command.encode("utf-8", "surrogateescape")))
-                    argv = [self._bash, "-o", "pipefail", str(script)]
+                    text = command.encode("utf-8", "surrogateescape")
+                    await uninterrupted(in_thread(write_private, script, text, 0o644 if self._isolated else 0o600))
+                    argv = [self._bash, "-o", "pipefail", f"{self._folder.seen_run}/{script.name}"]
                 else:
                     argv = list(command)
                 fed = await self._write_stdin(stdin) if stdin else None
                 descriptors, outputs = self._open_streams(fed, log, max_output_bytes)
-                running = await self._tree.run(argv, folder, self._env(env, folder), descriptors)
+                running = await self._tree.run(argv, folder, self._env(env, folder), descriptors, ids)
                 self._commands.add(running)
                 running.gone.add_done_callback(partial(self._forget_command, running))
                 await running.started()
@@ -146,17 +233,23 @@ class LocalRuntime(Runtime):
             raise
         except CouldNotStart as exc:
             kind, message = ExecKind.COULD_NOT_START, could_not_start(exc, argv[0], folder)
+            most = wishes.most_processes(self.spec, self.host, isolated=self._isolated)
+            if exc.number == errno.EAGAIN and most is not None:
+                message = f"the sandbox has as many processes as it may (max_processes: {most})"
         except RuntimeFault as exc:
             kind, message = ExecKind.COULD_NOT_START, str(exc)
         except WardenLost:
-            self._lose(f"its first process was killed; {self._tree.last_words()}".rstrip("; "))
-            kind, message = ExecKind.SANDBOX_LOST, self._lost
+            kind, code, message = self._unwatched(running)
         except OSError as exc:
             kind, message = ExecKind.COULD_NOT_START, cannot("the command could not be brought in", exc)
         finally:
             if script is not None:
                 script.unlink(missing_ok=True)
-        return await self._result(kind, code, message, outputs, begun)
+        result = await self._result(kind, code, message, outputs, begun)
+        if self._memory_kills() > kills:
+            why = f"out of memory: it may use {self.spec.memory_mb} MB (memory_mb)"
+            result = replace(result, out_of_memory=True, message="; ".join(filter(None, (why, result.message))))
+        return result
 
     async def put_file(self, source: Path, target: str) -> None:
         progress = Progress()
@@ -173,9 +266,21 @@ class LocalRuntime(Runtime):
         progress = Progress(max_bytes=max_bytes)
         await self._transfer("fetch", progress, confined.get_file, source, target, progress)
 
-    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> None:
+    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> Fetched:
         progress = Progress(max_bytes=max_bytes, max_files=max_files)
-        await self._transfer("fetch", progress, confined.get_dir, source, target, progress)
+        fetched: Fetched = await self._transfer("fetch", progress, confined.get_dir, source, target, progress)
+        return fetched
+
+    async def end_background(self) -> bool:
+        if self._lost or self._tree is None:
+            return False
+        for command in self._commands:
+            command.killed = True
+        try:
+            return await self._tree.end()
+        except WardenLost:
+            self._lose("its first process was killed")
+            return False
 
     async def stop(self) -> None:
         self._lost = self._lost or "it was stopped"
@@ -193,9 +298,22 @@ class LocalRuntime(Runtime):
         for capture in self._captures:
             capture.close()
         self._captures.clear()
-        await self._folder.remove()
+        if self._beginning is not None:
+            left = not await self._beginning.undo() or left
+        _living.pop(self._key, None)
         if left:
             raise RuntimeFault(f"processes of sandbox {self.runtime_id} do not die; ps e shows its POLARQ_RUNTIME_ID")
+
+    def _unwatched(self, command: Command | None) -> tuple[ExecKind, int, str]:
+        """How a command ended whose keeper is gone."""
+        assert self._tree is not None
+        if command is not None and command.killed and not self._lost:
+            return ExecKind.EXITED, -signal.SIGKILL, "it was ended with all others"
+        if self._isolated and not self._lost and not self._tree.hung_up():
+            # Something of its own user killed the keeper; whatever is left cannot leave the namespaces.
+            return ExecKind.EXITED, -signal.SIGKILL, "what watched over it was killed with it"
+        self._lose(f"its first process was killed; {self._tree.last_words()}".rstrip("; "))
+        return ExecKind.SANDBOX_LOST, 0, self._lost
 
     def _lose(self, why: str) -> None:
         if not self._lost:
@@ -215,11 +333,12 @@ class LocalRuntime(Runtime):
             "TERM": "dumb",
             **{name: host[name] for name in HOST_VARIABLES if name in host},
             "PATH": path,
-            "HOME": str(self._folder.home),
-            "TMPDIR": str(self._folder.tmp),
+            "HOME": self._folder.seen_home,
+            "TMPDIR": self._folder.seen_tmp,
             "SHELL": "/bin/bash",
             # A folder that is no repository of its own must not pass for a part of one around the state folder.
-            "GIT_CEILING_DIRECTORIES": str(self.root),
+            "GIT_CEILING_DIRECTORIES": "/polar" if self._isolated else str(self.root),
+            **({"USER": walls.USER_NAME, "LOGNAME": walls.USER_NAME} if self._isolated else {}),
         }
 
     def _env(self, env: Mapping[str, str] | None, folder: str) -> dict[str, str]:
@@ -259,6 +378,9 @@ class LocalRuntime(Runtime):
         )
         self._captures.update(captures)
         return Descriptors(standard_input, out_w, err_w), captures
+
+    def _memory_kills(self) -> int:
+        return 0 if self._beginning is None else self._beginning.memory_kills()
 
     async def _kill(self, command: Command | None) -> str:
         if command is None:
@@ -305,7 +427,29 @@ class LocalRuntime(Runtime):
 
     async def _transfer(
         self, what: str, progress: Progress, function: confined.Transfer, path: str, *args: object
-    ) -> None:
+    ) -> Any:
         if self._lost:
-            raise RuntimeFault(f"{what} {path}: the sandbox was lost: {self._lost}")
-        await self._folder.transfer(what, progress, function, path, *args)
+            raise SandboxLost(f"{what} {path}: the sandbox was lost: {self._lost}")
+        return await self._folder.transfer(what, progress, function, path, *args)
+
+
+_living: dict[tuple[Path | None, str], LocalRuntime] = {}
+"""Those of this process, from before `start` until after `stop`."""
+
+
+def isolates(host: Host) -> bool:
+    """Whether sandboxes of this host are walled in. Asks bubblewrap once in the life of this process."""
+    return host.settings.local.isolation != "none" and not bubblewrap.why_not()
+
+
+def _missing_walls(host: Host) -> str:
+    """Blank where what the topology asks for is there."""
+    why = bubblewrap.why_not() if host.settings.local.isolation == "bubblewrap" else ""
+    return f"backend: runtimes.local.isolation of this node is bubblewrap; {why}" if why else ""
+
+
+async def _kept(function: Callable[..., object], *args: object) -> object:
+    try:
+        return await in_thread(function, *args)
+    except OSError as exc:
+        raise fault("what local sandboxes keep on disk cannot be used", exc) from exc

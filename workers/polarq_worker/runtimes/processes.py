@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
-import json
+import marshal
 import os
+import select
+import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from polarq.errors import RuntimeFault
+from polarq_worker.runtimes.nursery import NURSERY, START_S, Walls, WardenLost
 
-WARDEN = Path(__file__).with_name("warden.py")
+__all__ = ["Command", "CouldNotStart", "Descriptors", "ProcessTree", "Walls", "WardenLost", "uninterrupted"]
+
 SPAWN_THREADS = 4
-START_S = 60.0
 KILL_S = 10.0
 """How long the kernel may take to end killed processes (one in uninterruptible I/O ends only when that returns)."""
 
@@ -45,16 +47,12 @@ class Descriptors:
 
 
 class CouldNotStart(Exception):
-    """The command's program was not reached. `stage` is fork, chdir or exec."""
+    """The command's program was not reached. `stage` is fork, user, chdir or exec."""
 
     def __init__(self, stage: str, number: int) -> None:
         self.stage = stage
         self.number = number
         super().__init__(f"{stage}: {os.strerror(number)}")
-
-
-class WardenLost(Exception):
-    """The sandbox's warden is gone, and with it what it kept."""
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
@@ -84,6 +82,7 @@ class Command(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._received = b""
         self._lines: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        self.killed = False
         self.gone: asyncio.Future[None] = loop.create_future()
         """Done when nothing of the tree is left (or its keeper was killed, which `WardenLost` tells)."""
 
@@ -104,6 +103,7 @@ class Command(asyncio.Protocol):
 
     async def kill(self) -> bool:
         """Kills the whole tree; whether the kernel confirmed within `KILL_S` that nothing of it is left."""
+        self.killed = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"k")
         try:
@@ -132,89 +132,16 @@ class Command(asyncio.Protocol):
             self.gone.set_result(None)
 
 
-class Nursery:
-    """This process' nursery of wardens: a process that forks them ready made, since starting a Python for each takes
-    ten times as long. Started when it is first needed, and again should somebody have killed it; it ends with us."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._asked: socket.socket | None = None
-
-    def warden(self, stderr: int) -> socket.socket:
-        """A new warden's control socket (blocks). Raises `OSError`, or `WardenLost` when it ended at once."""
-        for _ in range(2):
-            ours, theirs = socket.socketpair()
-            try:
-                with theirs:
-                    self._ask(theirs.fileno(), stderr)
-                ours.settimeout(START_S)
-                word, *number = ours.recv(64).split() or [b""]
-                if word == b"ready":
-                    ours.settimeout(None)
-                    return ours
-                if word == b"failed":
-                    raise OSError(int(number[0]), os.strerror(int(number[0])))
-            except BaseException:
-                ours.close()
-                raise
-            # The nursery was killed before it came to us.
-            ours.close()
-        raise WardenLost
-
-    def _ask(self, *fds: int) -> None:
-        with self._lock:
-            for _ in range(2):
-                if self._asked is None:
-                    self._start()
-                assert self._asked is not None
-                try:
-                    socket.send_fds(self._asked, [b"w"], fds)
-                except (BrokenPipeError, ConnectionResetError):
-                    self._end()
-                else:
-                    return
-        raise WardenLost
-
-    def _start(self) -> None:
-        self._end()
-        ours, theirs = socket.socketpair()
-        with theirs, WARDEN.open("rb") as source:
-            # argv[0] and the script's name keep `pkill -f python` of an agent away from it; through /proc/self/exe
-            # the interpreter still finds its library.
-            self._process = subprocess.Popen(
-                ["/proc/self/exe", "-E", "-s", "-S", "-P", "/proc/self/fd/0", str(theirs.fileno())],
-                executable=sys.executable,
-                stdin=source,
-                stdout=subprocess.DEVNULL,
-                env={},
-                cwd="/",
-                start_new_session=True,
-                pass_fds=[theirs.fileno()],
-            )
-        ours.setblocking(True)
-        self._asked = ours
-
-    def _end(self) -> None:
-        if self._asked is not None:
-            self._asked.close()
-            self._asked = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-
-_nursery = Nursery()
-
-
 class ProcessTree:
     """A warden and all that runs under it."""
 
-    def __init__(self, stderr: Path) -> None:
+    def __init__(self, stderr: Path, walls: Walls | None = None) -> None:
         self._stderr = stderr
+        self._walls = walls
         self._control: socket.socket | None = None
         self._lock = threading.Lock()
+        self.warden_pid = 0
+        """As this process sees it; 0 when there is none, or nobody said."""
 
     async def start(self) -> None:
         """Raises `RuntimeFault`."""
@@ -225,9 +152,18 @@ class ProcessTree:
         except WardenLost:
             raise RuntimeFault(f"the sandbox's first process ended at once: {self.last_words()}") from None
 
-    async def run(self, argv: Sequence[str], cwd: str, env: Mapping[str, str], fds: Descriptors) -> Command:
-        """Hands a command to the warden. Raises `WardenLost`; the descriptors are closed in any case."""
-        body = json.dumps({"argv": list(argv), "cwd": cwd, "env": dict(env)}).encode()
+    async def run(
+        self,
+        argv: Sequence[str],
+        cwd: str,
+        env: Mapping[str, str],
+        fds: Descriptors,
+        ids: Sequence[int] | None = None,
+    ) -> Command:
+        """Hands a command to the warden. `ids`: user, group and other groups that it runs as, None: the warden's own.
+        Raises `WardenLost`; the descriptors are closed in any case."""
+        as_user = {} if ids is None else {"ids": list(ids)}
+        body = marshal.dumps({"argv": list(argv), "cwd": cwd, "env": dict(env), **as_user})
         ours, theirs = socket.socketpair()
         try:
             await uninterrupted(self._in_thread(self._send, body, fds, theirs))
@@ -238,12 +174,34 @@ class ProcessTree:
             raise
         return command
 
+    async def door(self, port: int) -> socket.socket:
+        """A socket that listens on the port of the sandbox's loopback. Raises `WardenLost`, `OSError`."""
+        return await uninterrupted(asyncio.to_thread(self._door, port))
+
+    async def end(self) -> bool:
+        """Ends all that runs, whoever its parent is by now; whether the kernel confirmed it. Raises `WardenLost`."""
+        return await uninterrupted(asyncio.to_thread(self._end))
+
+    def hung_up(self) -> bool:
+        """Whether the warden is gone, as far as its socket tells."""
+        if self._control is None:
+            return True
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLHUP | select.POLLRDHUP)
+        return bool(poll.poll(0))
+
     async def stop(self) -> bool:
         """Kills everything under the warden; whether it confirmed within `KILL_S` that nothing is left."""
         control, self._control = self._control, None
         if control is None:
             return True
-        return await uninterrupted(asyncio.to_thread(_over, control))
+        if await uninterrupted(asyncio.to_thread(_over, control)):
+            return True
+        if self._walls is not None and self.warden_pid:
+            # Whatever holds it up, the kernel ends all of its namespace with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.warden_pid, signal.SIGKILL)
+        return False
 
     def last_words(self) -> str:
         """What the warden printed before it died, one line."""
@@ -259,7 +217,40 @@ class ProcessTree:
 
     def _spawn(self) -> None:
         with self._stderr.open("wb") as stderr:
-            self._control = _nursery.warden(stderr.fileno())
+            self._control, self.warden_pid = NURSERY.warden(stderr.fileno(), self._walls)
+
+    def _end(self) -> bool:
+        with self._ask({"end": True}) as answer:
+            answer.settimeout(KILL_S)
+            try:
+                said = answer.recv(64)
+            except TimeoutError:
+                return False
+        if not said:
+            raise WardenLost
+        return said == b"ended\n"
+
+    def _ask(self, request: dict[str, object]) -> socket.socket:
+        """Sends what is no command; where it is answered."""
+        ours, theirs = socket.socketpair()
+        try:
+            nothing = [os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) for _ in range(3)]
+            self._send(marshal.dumps(request), Descriptors(*nothing), theirs)
+        except BaseException:
+            ours.close()
+            raise
+        return ours
+
+    def _door(self, port: int) -> socket.socket:
+        with self._ask({"door": port}) as ours:
+            ours.settimeout(START_S)
+            said, fds, _, _ = socket.recv_fds(ours, 64, 1)
+            if said.startswith(b"failed"):
+                number = int(said.split()[2])
+                raise OSError(number, os.strerror(number))
+            if not fds:
+                raise WardenLost
+        return socket.socket(fileno=fds[0])
 
     def _send(self, body: bytes, fds: Descriptors, reply: socket.socket) -> None:
         try:
@@ -281,11 +272,14 @@ class ProcessTree:
 
 def _over(control: socket.socket) -> bool:
     """Ends a warden (blocks); whether it said within `KILL_S` that nothing is left."""
+    said = b""
     with control:
         try:
             control.shutdown(socket.SHUT_WR)
             control.settimeout(KILL_S)
-            return control.recv(64) == b"over\n"
+            while data := control.recv(64):
+                said += data
         except OSError:
             # It was killed, or something of it does not die.
-            return False
+            return b"over\n" in said
+    return b"over\n" in said

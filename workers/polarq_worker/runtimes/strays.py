@@ -39,7 +39,7 @@ def _marked(marker: tuple[bytes, ...]) -> list[tuple[int, str]]:
             continue
         try:
             environment = (folder / "environ").read_bytes()
-            started = _start_time(folder)
+            started = start_time(folder)
         except OSError:
             # Gone meanwhile, or another user's.
             continue
@@ -48,7 +48,7 @@ def _marked(marker: tuple[bytes, ...]) -> list[tuple[int, str]]:
     return found
 
 
-def _start_time(folder: Path) -> str:
+def start_time(folder: Path) -> str:
     """Field 22 of /proc/PID/stat (proc(5)): tells a process from a later one with its number."""
     return (folder / "stat").read_text().rpartition(")")[2].split()[19]
 
@@ -59,7 +59,7 @@ def _kill(pid: int, started: str) -> None:
     except OSError:
         return
     try:
-        if _start_time(Path(f"/proc/{pid}")) == started:
+        if start_time(Path(f"/proc/{pid}")) == started:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
     except OSError:
         # It ended between the scan and the signal; the next scan tells.

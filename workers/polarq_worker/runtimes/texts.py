@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from polarq.errors import DiskFull, RuntimeFault
 from polarq_worker.runtimes.processes import CouldNotStart
 
 
@@ -18,6 +19,12 @@ def cannot(what: str, exc: OSError) -> str:
     }.get(exc.errno or 0, "")
     named = f" ({exc.filename})" if isinstance(exc.filename, str) and exc.filename not in what else ""
     return f"{what}: {exc.strerror or exc}{named}{advice}"
+
+
+def fault(what: str, exc: OSError) -> RuntimeFault:
+    """The same, to be raised."""
+    full = exc.errno in {errno.ENOSPC, errno.EDQUOT}
+    return (DiskFull if full else RuntimeFault)(cannot(what, exc))
 
 
 def could_not_start(exc: CouldNotStart, program: str, folder: str) -> str:

@@ -10,9 +10,19 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from polarq.contracts.rollout import Boundary, RolloutState
-from polarq.errors import EvaluatorFault, HarnessFault, InvalidInput, PolarqError, RuntimeFault, UnknownPlugin
+from polarq.contracts.rollout import Boundary, ExecKind, RolloutState
+from polarq.errors import (
+    EvaluatorFault,
+    HarnessFault,
+    InvalidInput,
+    OutOfMemory,
+    PolarqError,
+    RuntimeFault,
+    SandboxLost,
+    UnknownPlugin,
+)
 from polarq_worker.evaluators.base import EvaluationTimedOut
+from polarq_worker.history import HistoryNotScrubbed
 from polarq_worker.outcomes import OF_OTHERS, StageFailed, failed, timed_out, what
 from polarq_worker.stages.prepare import PrepareFailed
 
@@ -26,13 +36,20 @@ def of_prepare(budget_s: float) -> Iterator[None]:
     except TimeoutError:
         raise timed_out(Boundary.PREPARE, "prepare", budget_s) from None
     except PrepareFailed as exc:
+        last = exc.reports[-1] if exc.reports else None
+        if last is not None and last.kind is ExecKind.SANDBOX_LOST:
+            raise failed(Boundary.RUNTIME, SandboxLost.reason, str(exc)) from exc
+        if last is not None and last.out_of_memory:
+            raise failed(Boundary.RUNTIME, OutOfMemory.reason, f"the sandbox ran out of memory: {exc}") from exc
         state = RolloutState.TIMED_OUT if exc.timed_out else RolloutState.FAILED
         reason = "prepare_timeout" if exc.timed_out else "prepare_failed"
         raise StageFailed(state, Boundary.PREPARE, reason, str(exc)) from exc
     except (UnknownPlugin, InvalidInput) as exc:
         raise failed(Boundary.TASK, "unusable_task", str(exc)) from exc
+    except HistoryNotScrubbed as exc:
+        raise failed(Boundary.PREPARE, exc.reason, str(exc)) from exc
     except RuntimeFault as exc:
-        raise failed(Boundary.RUNTIME, "runtime_failed", str(exc)) from exc
+        raise failed(Boundary.RUNTIME, exc.reason, str(exc)) from exc
     except EvaluatorFault as exc:
         raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
 
@@ -45,7 +62,7 @@ def of_run() -> Iterator[None]:
     except HarnessFault as exc:
         raise failed(Boundary.HARNESS, "harness_could_not_start", str(exc)) from exc
     except RuntimeFault as exc:
-        raise failed(Boundary.RUNTIME, "runtime_failed", str(exc)) from exc
+        raise failed(Boundary.RUNTIME, exc.reason, str(exc)) from exc
     except (StageFailed, PolarqError):
         raise
     except OF_OTHERS as exc:
@@ -80,7 +97,9 @@ def of_evaluate(budget_s: float) -> Iterator[None]:
         raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
     except PrepareFailed as exc:
         raise failed(Boundary.EVALUATOR, "evaluator_failed", f"fresh sandbox: {exc}") from exc
-    except (RuntimeFault, ValueError) as exc:
+    except RuntimeFault as exc:
+        raise failed(Boundary.RUNTIME, exc.reason, str(exc)) from exc
+    except ValueError as exc:
         raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
     except (StageFailed, PolarqError):
         raise

@@ -1,4 +1,4 @@
-"""Carries out a sandbox's recipe: `runtime.prepare`, or `eval_prepare` for a fresh one."""
+"""Carries out a sandbox's recipe: a harness's set-up, `runtime.prepare`, or `eval_prepare` for a fresh one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polarq.contracts.rollout import ExecKind, StepReport
+from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.specs import PrepareAction
 from polarq.errors import RuntimeFault
 from polarq_worker.runtimes.base import ExecResult, Runtime
@@ -32,16 +33,18 @@ async def prepare(
     env: Mapping[str, str],
     timeout_s: float,
     upload_roots: Sequence[str],
+    category: ExecCategory = ExecCategory.PREPARE,
 ) -> list[StepReport]:
     """Does the actions in order, in `timeout_s` seconds together; one report each. Raises `PrepareFailed` at the first
-    that fails. An exec action runs in its `cwd`, else in the session directory; its output is logged as `prepare.NN`.
+    that fails. An exec action runs in its `cwd`, else in the session directory; its output is logged as `prepare.NN`
+    (by `category`).
     """
     deadline = time.monotonic() + timeout_s
     reports: list[StepReport] = []
     for index, action in enumerate(actions):
         if action.type == "exec":
-            result = await _run(runtime, action, index, env, deadline)
-            reports.append(result.report(_log(index)))
+            result = await _run(runtime, action, index, env, deadline, category)
+            reports.append(result.report(_log(category, index)))
             problem = "" if result.ok else result.why
             late = result.kind is ExecKind.TIMED_OUT
         else:
@@ -49,14 +52,20 @@ async def prepare(
             reports.append(report)
         if problem:
             named = action.command if action.type == "exec" else f"{action.source} to {action.target}"
-            message = f"prepare action {index} ({action.type}: {_short(named or '')}): {problem}"
+            message = f"{category} action {index} ({action.type}: {_short(named or '')}): {problem}"
             raise PrepareFailed(message, index=index, reports=reports, timed_out=late)
     return reports
 
 
 async def _run(
-    runtime: Runtime, action: PrepareAction, index: int, env: Mapping[str, str], deadline: float
+    runtime: Runtime,
+    action: PrepareAction,
+    index: int,
+    env: Mapping[str, str],
+    deadline: float,
+    category: ExecCategory,
 ) -> ExecResult:
+    log = _log(category, index)
     attempt = 1
     while True:
         left = max(deadline - time.monotonic(), 0.0)
@@ -65,7 +74,8 @@ async def _run(
             cwd=action.cwd or runtime.layout.session_dir,
             env={**env, **(action.env or {})},
             timeout_s=left if action.timeout_s is None else min(left, action.timeout_s),
-            log=_log(index) if attempt == 1 else f"{_log(index)}.attempt{attempt}",
+            log=log if attempt == 1 else f"{log}.attempt{attempt}",
+            category=category,
         )
         wait_s = action.retry_backoff_seconds
         no_more_time = time.monotonic() + wait_s >= deadline
@@ -112,8 +122,8 @@ def _source(action: PrepareAction, upload_roots: Sequence[str]) -> Path:
     return source
 
 
-def _log(index: int) -> str:
-    return f"prepare.{index:02d}"
+def _log(category: ExecCategory, index: int) -> str:
+    return f"{category}.{index:02d}"
 
 
 def _short(text: str) -> str:

@@ -1,0 +1,42 @@
+"""Whether bubblewrap is here and may do what an isolated sandbox of the backend `local` needs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+
+PROBE_S = 60.0
+WALLS = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--as-pid-1")
+"""Its namespaces, beside the mounts (always) and the network (of offline sandboxes)."""
+INSTALL = "apt install bubblewrap (0.5 or newer)"
+
+
+@cache
+def program() -> str | None:
+    return shutil.which("bwrap")
+
+
+def why_not() -> str:
+    """One line; blank where it works. Starts it once in the life of this process (blocks for milliseconds)."""
+    found = program()
+    if found is None:
+        return f"bubblewrap is not installed: {INSTALL}"
+    try:
+        return _refusal(found)
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        # That may pass, and is asked again.
+        return f"{found} cannot be run now ({type(exc).__name__})"
+
+
+@cache
+def _refusal(found: str) -> str:
+    command = [found, *WALLS, "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+    command += ["--perms", "1777", "--tmpfs", "/dev/shm", "--", "true"]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=PROBE_S, cwd="/"
+    )
+    if done.returncode == 0:
+        return ""
+    said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return f"{said} (it needs user namespaces, or root with CAP_SYS_ADMIN)"

@@ -1,0 +1,139 @@
+"""A sandbox as the contract suite sees it, and what its tests share."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from polarq.contracts.rollout import ExecKind
+
+CONTRACT_ENV = {"CONTRACT_SPEC": "from the spec", "CONTRACT_BOTH": "from the spec"}
+"""`env` of the spec that the runtime under test is made with."""
+LONG_S = 120.0
+
+
+class Layout(Protocol):
+    @property
+    def session_dir(self) -> str: ...
+    @property
+    def artifacts_dir(self) -> str: ...
+    @property
+    def agent_log_dir(self) -> str: ...
+    @property
+    def eval_log_dir(self) -> str: ...
+
+
+class Result(Protocol):
+    @property
+    def kind(self) -> ExecKind: ...
+    @property
+    def ok(self) -> bool: ...
+    @property
+    def exit_code(self) -> int | None: ...
+    @property
+    def signal(self) -> int | None: ...
+    @property
+    def stdout(self) -> bytes: ...
+    @property
+    def stderr(self) -> bytes: ...
+    @property
+    def stdout_text(self) -> str: ...
+    @property
+    def stderr_text(self) -> str: ...
+    @property
+    def stdout_bytes(self) -> int: ...
+    @property
+    def truncated(self) -> bool: ...
+    @property
+    def message(self) -> str: ...
+
+
+class RefusedEntry(Protocol):
+    @property
+    def path(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+class Folder(Protocol):
+    """What came with a folder."""
+
+    @property
+    def refused(self) -> Sequence[RefusedEntry]: ...
+
+
+class Kept(Protocol):
+    """A snapshot."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def reference(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+class Sandbox(Protocol):
+    """`polarq_worker.runtimes.base.Runtime`, as far as its tests need it."""
+
+    @property
+    def runtime_id(self) -> str: ...
+    @property
+    def host(self) -> Any: ...
+    @property
+    def isolation(self) -> str: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def host_log_dir(self) -> Path: ...
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float,
+        log: str | None = None,
+        max_output_bytes: int = 1 << 20,
+    ) -> Result: ...
+    async def put_file(self, source: Path, target: str) -> None: ...
+    async def put_dir(self, source: Path, target: str) -> None: ...
+    async def put_bytes(self, data: bytes, target: str, mode: int = 0o644) -> None: ...
+    async def get_file(self, source: str, target: Path, max_bytes: int) -> None: ...
+    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> Folder: ...
+    async def start(self, *, snapshot: str | None = None, online: bool = True) -> None: ...
+    async def alive(self) -> bool: ...
+    async def stop(self) -> None: ...
+    @classmethod
+    def keeps_offline(cls, host: Any) -> bool: ...
+    @classmethod
+    def takes_snapshots(cls, host: Any) -> bool: ...
+    async def snapshot(self, name: str) -> Kept: ...
+    @classmethod
+    async def snapshots(cls, host: Any) -> Sequence[Kept]: ...
+    @classmethod
+    async def drop_snapshot(cls, reference: str, host: Any) -> None: ...
+    async def open_door(self, port: int) -> socket.socket: ...
+    @classmethod
+    async def sweep(cls, host: Any, keep: Collection[str]) -> list[str]: ...
+
+
+New = Callable[[str], Sandbox]
+"""Makes another sandbox, not started: same backend, spec and host, with the runtime id that is given."""
+
+
+async def lives(runtime: Sandbox, pid: str) -> bool:
+    """Whether a process of the sandbox is there and not a zombie."""
+    result = await runtime.exec(f"grep -q '^State:.[^Z]' /proc/{int(pid)}/status", timeout_s=LONG_S)
+    return result.ok
+
+
+async def appears(runtime: Sandbox, path: str) -> str:
+    """Waits for a file that is not empty; its text."""
+    result = await runtime.exec(f"until [ -s {path} ]; do sleep 0.01; done; cat {path}", timeout_s=LONG_S)
+    assert result.ok, result
+    return result.stdout_text.strip()

@@ -1,0 +1,367 @@
+"""What the apptainer runtime promises beyond the contract, with the real program: images are converted once, limits
+hold and are named, and nothing outlives a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from polarq.contracts.rollout import ExecKind
+from polarq.contracts.sandbox import Reach, SandboxRecord
+from polarq.contracts.specs import RuntimeSpec
+from polarq.errors import DiskFull, ImageMissing, RuntimeFault
+from polarq.testing.runtime_contract import appears, lives
+from polarq_worker.runtimes.apptainer.instance import Note, is_same, start_time
+from polarq_worker.runtimes.apptainer.runtime import ApptainerRuntime
+from polarq_worker.runtimes.base import Host
+
+from .apptainer_here import IMAGE, PROGRAM, TREE, apptainer_host, needs_apptainer
+
+pytestmark = pytest.mark.apptainer
+LONG_S = 120.0
+New = Callable[..., ApptainerRuntime]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    needs_apptainer()
+    return apptainer_host(tmp_path / "kept", program=counted(tmp_path))
+
+
+@pytest.fixture
+async def new(tmp_path: Path, host: Host) -> AsyncIterator[New]:
+    made: list[ApptainerRuntime] = []
+
+    def make(name: str, *, image: str = str(IMAGE), at: Host = host, **spec: object) -> ApptainerRuntime:
+        wanted = RuntimeSpec.model_validate({"backend": "apptainer", "image": image, **spec})
+        assert ApptainerRuntime.problems(wanted, at) == []
+        made.append(ApptainerRuntime(wanted, runtime_id=name, root=tmp_path / name, host=at))
+        return made[-1]
+
+    yield make
+    for runtime in made:
+        await runtime.stop()
+
+
+def counted(folder: Path) -> Path:
+    """The program, noting the first word of each call in `calls`."""
+    script = folder / "program"
+    script.write_text(f'#!/bin/sh\necho "$1" >> {folder}/calls\nexec {PROGRAM} "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def builds(folder: Path) -> int:
+    calls = folder / "calls"
+    return calls.read_text().split().count("build") if calls.exists() else 0
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """A docker-archive with little more than a shell and env in it, whose image sets a variable."""
+    needs_apptainer()
+    linked = [TREE / "lib64/ld-linux-x86-64.so.2", *(TREE / "lib").glob("*-linux-gnu/ld-linux*")]
+    libraries = [path for stem in ("libc", "libtinfo", "libdl") for path in (TREE / "lib").glob(f"*/{stem}.so.*")]
+    programs = [TREE / name for name in ("bin/bash", "bin/sh", "usr/bin/env", "bin/true", "bin/cat", "usr/bin/id")]
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        for path in [*programs, *linked, *libraries]:
+            tar.add(path, str(path.relative_to(TREE)), recursive=False)
+        for path in libraries:
+            if path.is_symlink():
+                tar.add(path.parent / path.readlink(), str((path.parent / path.readlink()).relative_to(TREE)))
+        add(tar, "etc/passwd", b"root:x:0:0:root:/root:/bin/bash\n")
+        # So that there is something to convert.
+        add(tar, "ballast", os.urandom(12_000_000))
+    config = {"architecture": "amd64", "os": "linux", "config": {"Env": ["OF_THE_IMAGE=yes", "PATH=/usr/bin:/bin"]}}
+    config["rootfs"] = {"type": "layers", "diff_ids": [f"sha256:{sha256(layer.getvalue())}"]}
+    path = tmp_path / "image.tar"
+    with tarfile.open(path, "w") as tar:
+        add(tar, "layer.tar", layer.getvalue())
+        add(tar, "config.json", json.dumps(config).encode())
+        manifest = [{"Config": "config.json", "RepoTags": ["small:latest"], "Layers": ["layer.tar"]}]
+        add(tar, "manifest.json", json.dumps(manifest).encode())
+    return path
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(data), 0o644
+    tar.addfile(entry, io.BytesIO(data))
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    async with asyncio.timeout(LONG_S):
+        while not condition():  # noqa: ASYNC110 (it looks at other processes)
+            await asyncio.sleep(0.02)
+    assert condition(), what
+
+
+async def test_eight_rollouts_of_an_archive_convert_it_once(new: New, archive: Path, tmp_path: Path) -> None:
+    runtimes = [new(f"r{n}", image=f"docker-archive:{archive}") for n in range(8)]
+    await asyncio.gather(*(runtime.start() for runtime in runtimes))
+    assert builds(tmp_path) == 1
+    assert len({runtime.image_id for runtime in runtimes}) == 1
+    assert runtimes[0].image_id.startswith("sha256:")
+    results = await asyncio.gather(*(runtime.exec('echo "$OF_THE_IMAGE"', timeout_s=LONG_S) for runtime in runtimes))
+    assert {result.stdout for result in results} == {b"yes\n"}
+
+
+async def test_a_changed_archive_is_converted_anew_and_the_old_image_goes(
+    host: Host, archive: Path, tmp_path: Path
+) -> None:
+    spec = RuntimeSpec(backend="apptainer", image=f"docker-archive:{archive}")
+    first = await ApptainerRuntime.resolve_image(spec, host)
+    assert await ApptainerRuntime.resolve_image(spec, host) == first
+    os.utime(archive, (1, 1))
+    await ApptainerRuntime.resolve_image(spec, host)
+    assert builds(tmp_path) == 2
+    assert len(list((tmp_path / "kept/apptainer/images").glob("*.sif"))) == 1
+
+
+async def test_a_converted_image_that_lost_its_end_is_converted_anew(host: Host, archive: Path, tmp_path: Path) -> None:
+    spec = RuntimeSpec(backend="apptainer", image=f"docker-archive:{archive}")
+    await ApptainerRuntime.resolve_image(spec, host)
+    [image] = (tmp_path / "kept/apptainer/images").glob("*.sif")
+    os.truncate(image, image.stat().st_size // 2)
+    await ApptainerRuntime.resolve_image(spec, host)
+    assert builds(tmp_path) == 2
+
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from polarq.contracts.specs import RuntimeSpec
+from polarq_worker.runtimes.apptainer.runtime import ApptainerRuntime
+from tests.runtimes.apptainer_here import apptainer_host
+
+async def main(folder, program, image, name):
+    host = apptainer_host(Path(folder) / "kept", program=Path(program))
+    spec = RuntimeSpec(backend="apptainer", image=image)
+    runtime = ApptainerRuntime(spec, runtime_id=name, root=Path(folder) / name, host=host)
+    await runtime.start()
+    print("started", flush=True)
+    await runtime.exec("echo $$ > pid; sleep 1000", timeout_s=1000)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Callable[[str, str], subprocess.Popen[str]]]:
+    """Another worker process that starts a sandbox of an image under a name and runs a command in it."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(image: str, name: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", WORKER, str(tmp_path), str(tmp_path / "program"), image, name]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+async def test_a_worker_killed_half_way_leaves_no_half_image(
+    host: Host, archive: Path, tmp_path: Path, worker: Callable[[str, str], subprocess.Popen[str]]
+) -> None:
+    images = tmp_path / "kept/apptainer/images"
+    killed = worker(f"docker-archive:{archive}", "killed")
+    await until(lambda: list(images.glob(".*.part/run")) and builds(tmp_path), "a conversion has begun")
+    killed.kill()
+    killed.wait()
+    await until(lambda: not processes_with(str(images)), "the conversion ends with its worker")
+    assert list(images.glob("*.sif")) == []
+    spec = RuntimeSpec(backend="apptainer", image=f"docker-archive:{archive}")
+    await ApptainerRuntime.resolve_image(spec, host)
+    assert builds(tmp_path) == 2
+    assert [path for path in images.iterdir() if path.name.startswith(".")] == []
+
+
+async def test_two_workers_that_share_a_folder_convert_once(
+    new: New, archive: Path, tmp_path: Path, worker: Callable[[str, str], subprocess.Popen[str]]
+) -> None:
+    other = worker(f"docker-archive:{archive}", "other")
+    runtime = new("mine", image=f"docker-archive:{archive}")
+    await runtime.start()
+    assert other.stdout is not None
+    assert await asyncio.to_thread(other.stdout.readline) == "started\n"
+    assert builds(tmp_path) == 1
+
+
+async def test_a_full_disk_is_named_and_the_unfinished_image_removed(archive: Path, tmp_path: Path) -> None:
+    needs_apptainer()
+    disk = tmp_path / "kept"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(disk)], check=True)
+    try:
+        host = apptainer_host(disk)
+        with pytest.raises(DiskFull, match="full"):
+            await ApptainerRuntime.resolve_image(
+                RuntimeSpec(backend="apptainer", image=f"docker-archive:{archive}"), host
+            )
+        assert sum(path.stat().st_size for path in (disk / "apptainer/images").rglob("*") if path.is_file()) == 0
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+async def test_an_image_that_is_not_there_or_is_none_is_said(host: Host, tmp_path: Path) -> None:
+    for image in (str(tmp_path / "no.sif"), f"docker-archive:{tmp_path}/no.tar"):
+        with pytest.raises(ImageMissing, match="no"):
+            await ApptainerRuntime.resolve_image(RuntimeSpec(backend="apptainer", image=image), host)
+    (tmp_path / "tree").mkdir()
+    with pytest.raises(RuntimeFault, match="--sandbox"):
+        spec = RuntimeSpec(backend="apptainer", image=str(tmp_path / "tree"))
+        await ApptainerRuntime.resolve_image(spec, host)
+
+
+async def test_a_worker_that_is_killed_takes_its_sandboxes_with_it(
+    host: Host, tmp_path: Path, worker: Callable[[str, str], subprocess.Popen[str]]
+) -> None:
+    other = worker(str(IMAGE), "other")
+    assert other.stdout is not None
+    assert await asyncio.to_thread(other.stdout.readline) == "started\n"
+    [path] = (tmp_path / "kept/apptainer/instances").glob("*.json")
+    note = Note.read(path)
+    assert note is not None and is_same(note)
+    cgroups = [Path(folder) for folder in note.cgroups]
+    other.kill()
+    other.wait()
+    await until(lambda: not is_same(note), "the instance ends")
+    assert await ApptainerRuntime.sweep(host, ()) == ["other"]
+    assert not path.exists()
+    assert list((tmp_path / "kept/apptainer/config").rglob(f"{note.name}*")) == []
+    assert cgroups
+    assert not any(folder.exists() for folder in cgroups)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+async def test_an_instance_that_hangs_under_nobody_is_stopped_by_its_record(
+    host: Host, tmp_path: Path, noted: bool
+) -> None:
+    runtime = ApptainerRuntime(
+        RuntimeSpec(backend="apptainer", image=str(IMAGE)), runtime_id="x", root=tmp_path / "x", host=host
+    )
+    record = SandboxRecord(
+        runtime="apptainer", runtime_id="x", handle=runtime.handle, reach=Reach.NODE, node_id="node0",
+        incarnation="1", hostname="here",
+    )  # fmt: skip
+    await ApptainerRuntime.stop_orphan(record)
+    path = Path(runtime.handle)
+    (tmp_path / "overlay").mkdir()
+    environment = {**os.environ, "APPTAINER_CONFIGDIR": str(tmp_path / "kept/apptainer/config")}
+    command = [str(PROGRAM), "instance", "start", "--contain", "--no-privs", "--pid-file", str(tmp_path / "pid")]
+    command += ["--overlay", str(tmp_path / "overlay"), str(IMAGE), path.stem]
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pid = int((tmp_path / "pid").read_text())
+    started = start_time(pid)
+    # A worker may die before it has noted the number.
+    Note(path.stem, "x", "node0", str(PROGRAM), *((pid, started) if noted else ())).write(path)
+    await ApptainerRuntime.stop_orphan(record)
+    await until(lambda: not is_same(Note("", "", "", "", pid, started)), "it is stopped")
+    assert not path.exists()
+    await ApptainerRuntime.stop_orphan(record)
+
+
+async def test_a_command_runs_as_the_user_that_the_task_names(new: New) -> None:
+    runtime = new("user", user="agent", env={"A": "b"})
+    await runtime.start()
+    result = await runtime.exec('id -u; id -g; id -G; echo $HOME; echo x > file && echo "wrote"', timeout_s=LONG_S)
+    assert result.stdout_text.split() == ["1000", "1001", "1001", "100", "/home/agent", "wrote"], result
+    assert (await runtime.exec("id -u", user="0", timeout_s=LONG_S)).stdout == b"0\n"
+    unknown = await runtime.exec("true", user="stranger", timeout_s=LONG_S)
+    assert "stranger" in unknown.message
+
+
+async def test_used_up_memory_is_said(new: New) -> None:
+    runtime = new("memory", memory_mb=100)
+    await runtime.start()
+    result = await runtime.exec(["python3", "-c", "x = b'x' * 400_000_000"], timeout_s=LONG_S)
+    assert (result.ok, result.out_of_memory) == (False, True)
+    assert "memory" in result.message
+    assert (await runtime.exec("echo on", timeout_s=LONG_S)).stdout == b"on\n"
+
+
+async def test_a_limit_of_processes_holds_and_is_named(new: New) -> None:
+    runtime = new("processes", max_processes=40)
+    await runtime.start()
+    fork = """import os, signal
+while True:
+    try:
+        if os.fork() == 0:
+            os.setsid()
+            signal.pause()
+    except BlockingIOError:
+        break"""
+    assert (await runtime.exec(["python3", "-c", fork], timeout_s=LONG_S)).ok
+    full = await runtime.exec("true", timeout_s=LONG_S)
+    assert full.kind is ExecKind.COULD_NOT_START
+    assert "process" in full.message, full
+
+
+async def test_root_in_a_sandbox_may_not_mount_nor_make_devices(new: New) -> None:
+    runtime = new("root")
+    await runtime.start()
+    tried = """import ctypes, os
+print(ctypes.CDLL(None).mount(b'none', b'/mnt', b'tmpfs', 0, None))
+os.mknod('/d', 0o20600, 0x103)"""
+    result = await runtime.exec(["python3", "-c", tried], timeout_s=LONG_S)
+    assert result.stdout == b"-1\n"
+    assert "PermissionError" in result.stderr_text
+    for path in ("/proc/sys/kernel/core_pattern", "/sys/kernel/rcu_expedited"):
+        written = await runtime.exec(f"echo 0 > {path}", timeout_s=LONG_S)
+        assert "Read-only file system" in written.stderr_text, written
+    with pytest.raises(RuntimeFault, match="the kernel's"):
+        await runtime.put_bytes(b"x", "/dev/shm/x")
+
+
+async def test_the_warden_of_a_sandbox_cannot_be_looked_into(new: New) -> None:
+    runtime = new("warden")
+    await runtime.start()
+    script = """for pid in /proc/[0-9]*; do
+        case "$(cat $pid/comm)" in polarq-sandbox) echo found; readlink $pid/fd/*; cat $pid/environ; esac
+    done"""
+    result = await runtime.exec(script, timeout_s=LONG_S)
+    # The warden and this command's keeper.
+    assert result.stdout == b"found\nfound\n", result
+
+
+async def test_what_was_left_behind_can_be_ended_and_the_sandbox_goes_on(new: New) -> None:
+    runtime = new("left")
+    await runtime.start()
+    script = "setsid bash -c 'echo $$ > one; sleep 1000' & (setsid env -i bash -c 'echo $$ > two; sleep 1000' &)"
+    await runtime.exec(f"{script}; sleep 1000 & echo $! > three", timeout_s=LONG_S)
+    pids = [await appears(runtime, name) for name in ("one", "two", "three")]
+    running = asyncio.ensure_future(runtime.exec("echo x > up; sleep 1000", timeout_s=LONG_S))
+    await appears(runtime, "up")
+    assert await runtime.end_background()
+    assert (await running).kind is ExecKind.SIGNALLED
+    assert not any([await lives(runtime, pid) for pid in pids])
+
+
+def processes_with(text: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and int(folder.name) != os.getpid():
+            try:
+                if text.encode() in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+    return found

@@ -1,0 +1,41 @@
+"""Limits of an instance: whether this machine can set them, and whether one was hit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from polarq_worker.runtimes.apptainer.inside import cgroup_folders
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def problem() -> str:
+    """Why instances cannot be limited here; empty where they can."""
+    if os.geteuid() == 0:
+        writable = any(path.is_dir() and os.access(path, os.W_OK) for path in (CGROUPS, CGROUPS / "memory"))
+        return "" if writable else f"the worker cannot write {CGROUPS}"
+    if not (CGROUPS / "cgroup.controllers").is_file():
+        return "without root it takes cgroups of version 2, and this machine has version 1"
+    bus = Path(os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")) / "systemd"
+    return (
+        "" if bus.is_dir() else "without root it takes a systemd session of the worker's user (loginctl enable-linger)"
+    )
+
+
+def out_of_memory_kills(pid: int) -> int:
+    """How often the kernel has killed for want of memory in the cgroup of process `pid`; 0: it cannot be told."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    kills = 0
+    for folder in cgroup_folders(lines):
+        for name in ("memory.events", "memory.oom_control"):
+            try:
+                text = (Path(folder) / name).read_text(encoding="utf-8")
+            except OSError:
+                continue
+            words = dict(line.split()[:2] for line in text.splitlines() if len(line.split()) >= 2)
+            kills += int(words.get("oom_kill", 0))
+    return kills

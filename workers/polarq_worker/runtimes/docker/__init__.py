@@ -1,0 +1,1 @@
+"""Runtime `docker`: sandboxes as containers, through the Engine API of Docker (or of Podman's socket)."""

@@ -1,0 +1,382 @@
+"""Runtime `docker`: a container for every sandbox, on a daemon of Docker or Podman, here or on another machine.
+
+Nothing of the host is mounted in it but what the task names and the topology allows: files go in and out through the
+daemon's archive calls, so that no owner has to be mapped and no folder opened for everybody.
+
+    in the container        on the host
+    /polar/session          <root>/          0700, gone after stop()
+    /polar/run                logs/          output of commands, progress of the image's pull
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+from aiodocker import Docker
+
+from polarq.contracts.rollout import ExecKind
+from polarq.contracts.sandbox import Reach, SandboxRecord
+from polarq.contracts.specs import RuntimeSpec
+from polarq.errors import ImageMissing, RuntimeFault, SandboxLost
+from polarq_worker.network.forwarder import forwarded_door
+from polarq_worker.network.way_out import WayOut
+from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout, Snapshot
+from polarq_worker.runtimes.confined import parts_of
+from polarq_worker.runtimes.docker import config, doors, images, kept
+from polarq_worker.runtimes.docker.archive import Archive, in_thread
+from polarq_worker.runtimes.docker.commands import said
+from polarq_worker.runtimes.docker.daemon import Refusal, address, asking, connect, connected
+from polarq_worker.runtimes.docker.executor import Executor
+from polarq_worker.runtimes.docker.folders import session_folders, whole_folder
+from polarq_worker.runtimes.docker.pack import Owner, Packer, parents_of
+from polarq_worker.runtimes.docker.remove import removed
+from polarq_worker.runtimes.docker.unpack import Unpacker
+from polarq_worker.runtimes.docker.users import owner_of
+from polarq_worker.runtimes.fetched import Fetched
+from polarq_worker.runtimes.folder import remove_tree
+from polarq_worker.runtimes.processes import uninterrupted
+from polarq_worker.runtimes.texts import cannot
+
+START_S = 600.0
+
+
+class DockerRuntime(Runtime):
+    """See the module's text."""
+
+    reach = Reach.NODE
+
+    def __init__(self, spec: RuntimeSpec, *, runtime_id: str, root: Path, host: Host | None = None) -> None:
+        super().__init__(spec, runtime_id=runtime_id, root=root, host=host)
+        self._container = config.name(runtime_id, self.host)
+        self._docker: Docker | None = None
+        self._executor: Executor | None = None
+        self._stopped = False
+        self._made = False
+        self._asked_for = False
+        """The daemon may have a container of ours."""
+        self._from_snapshot = False
+        self._image_id = ""
+        self._user = ""
+        self._owner = Owner()
+        self._environment: dict[str, str] = {}
+
+    # --- what it can do
+
+    @classmethod
+    def problems(cls, spec: RuntimeSpec, host: Host) -> list[str]:
+        return config.problems(spec)
+
+    @classmethod
+    def keeps_offline(cls, host: Host) -> bool:
+        return not doors.obstacle(host)
+
+    @classmethod
+    def takes_snapshots(cls, host: Host) -> bool:
+        return True
+
+    @classmethod
+    async def resolve_image(cls, spec: RuntimeSpec, host: Host) -> str:
+        async with connected(host) as docker:
+            return images.digest(await images.brought(docker, host, spec.image.strip(), lambda _: None))
+
+    @property
+    def isolation(self) -> str:
+        return "container"
+
+    @property
+    def image_id(self) -> str:
+        return self._image_id
+
+    # --- when its worker is gone
+
+    @property
+    def handle(self) -> str:
+        """The container's name; behind it the daemon's address, where the topology names one."""
+        url = self.host.settings.docker.url
+        return f"{self._container} {url}" if url else self._container
+
+    @classmethod
+    async def stop_orphan(cls, record: SandboxRecord) -> None:
+        name, _, url = record.handle.partition(" ")
+        host = Host()
+        if url:
+            docker = host.settings.docker.model_copy(update={"url": url})
+            host = Host(settings=host.settings.model_copy(update={"docker": docker}))
+        async with connected(host) as client:
+            await removed(client, name)
+
+    @classmethod
+    async def sweep(cls, host: Host, keep: Collection[str]) -> list[str]:
+        if not host.settings.docker.url and not _has_daemon(host):
+            return []
+        labels = [f"{key}={value}" for key, value in config.own(host).items()]
+        swept = []
+        async with connected(host) as docker:
+            async with asking("list containers"):
+                found = await docker.containers.list(all=True, filters=json.dumps({"label": labels}))
+            for container in found:
+                runtime_id = container["Labels"].get(config.RUNTIME, "")
+                if runtime_id not in keep and config.is_own(container["Labels"], host):
+                    await removed(docker, container.id)
+                    swept.append(runtime_id)
+            await kept.clean(docker, host)
+        return swept
+
+    # --- its life
+
+    @property
+    def layout(self) -> SandboxLayout:
+        return SandboxLayout.below(SESSION_DIR)
+
+    @property
+    def host_log_dir(self) -> Path:
+        return self.root / "logs"
+
+    async def start(self, *, snapshot: str | None = None, online: bool = True) -> None:
+        await in_thread(self._make_folders)
+        self._docker = docker = connect(self.host)
+        image = self.spec.image.strip()
+        if snapshot is None:
+            described = await images.brought(docker, self.host, image, self._pull_line)
+            self._image_id = images.digest(described)
+        else:
+            found = await images.found(docker, snapshot)
+            if found is None:
+                raise ImageMissing(f"snapshot {snapshot} is gone")
+            described, image, self._from_snapshot = found, snapshot, True
+            self._image_id = (described["Config"].get("Labels") or {}).get(config.IMAGE, "")
+        of_image = described.get("Config") or {}
+        self._environment = WayOut(cut_off=not online).stripped(config.environment(of_image.get("Env") or []))
+        self._user = self.spec.user or of_image.get("User") or ""
+        self._asked_for = True
+        # The daemon goes on with what it was asked for, whoever has gone meanwhile: its answer is waited for.
+        await uninterrupted(self._begin(docker, image, online))
+        settings = self.host.settings.docker
+        limit = self.spec.max_processes or settings.max_processes
+        self._executor = Executor(docker, self._container, self.spec, max_processes=limit)
+
+    async def alive(self) -> bool:
+        return self._executor is not None and not await self._executor.why_lost()
+
+    async def snapshot(self, name: str) -> Snapshot:
+        docker = self._there("snapshot")
+        return await kept.take(docker, self.host, self._container, name, user=self._user, image_id=self._image_id)
+
+    @classmethod
+    async def snapshots(cls, host: Host) -> list[Snapshot]:
+        return await kept.all_of(host)
+
+    @classmethod
+    async def drop_snapshot(cls, reference: str, host: Host) -> None:
+        await kept.drop(host, reference)
+
+    async def open_door(self, port: int) -> socket.socket:
+        docker = self._there("open a door")
+        if why := doors.obstacle(self.host):
+            raise RuntimeFault(f"no door into a sandbox's network can be made: {why}")
+        if not doors.can_enter():
+            return await forwarded_door(self, self._sockets, config.SOCKETS, port, user="0")
+        async with asking("open a door"):
+            described = await docker.containers.container(self._container).show()
+        return await doors.opened(int(described["State"]["Pid"]), str(described["Id"]), port)
+
+    async def _exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+        stdin: bytes | None,
+        timeout_s: float,
+        log: str | None,
+        max_output_bytes: int,
+    ) -> ExecResult:
+        if self._executor is None or self._stopped:
+            return ExecResult(
+                ExecKind.SANDBOX_LOST, message="it was stopped" if self._stopped else "it was not started"
+            )
+        try:
+            folder = self._absolute(cwd) if cwd else self.workdir
+            who = user or self._user
+            owner = self._owner if who == self._user else await owner_of(self._archive("look up a user"), who)
+        except RuntimeFault as exc:
+            return ExecResult(ExecKind.COULD_NOT_START, message=str(exc))
+        named = {"POLARQ_RUNTIME_ID": self.runtime_id, "PWD": folder}
+        return await self._executor.run(
+            command,
+            cwd=folder,
+            env={**self._environment, **self.spec.env, **(env or {}), **named},
+            user=who,
+            owner=owner,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            log=None if log is None else self.host_log_dir / log,
+            max_output_bytes=max_output_bytes,
+        )
+
+    async def put_file(self, source: Path, target: str) -> None:
+        name, packer = self._target(target)
+        await self._put(f"upload to {target}", name, packer.file(name, source))
+
+    async def put_dir(self, source: Path, target: str) -> None:
+        name, packer = self._target(target)
+        if f"/{name}" in {SESSION_DIR, str(PurePosixPath(SESSION_DIR).parent)}:
+            raise RuntimeFault("the sandbox's own folder cannot be replaced; upload into a folder below it")
+        await self._put(f"upload to {target}", name, packer.folder(name, source), folder=True)
+
+    async def put_bytes(self, data: bytes, target: str, mode: int = 0o644) -> None:
+        name, packer = self._target(target)
+        await self._put(f"write {target}", name, packer.one(name, data, mode))
+
+    async def get_file(self, source: str, target: Path, max_bytes: int) -> None:
+        what = f"fetch {source}"
+        await self._archive(what).get_file(what, self._absolute(source), target, max_bytes)
+
+    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> Fetched:
+        what, top = f"fetch {source}", self._absolute(source)
+        archive = self._archive(what)
+        unpacker = Unpacker(target, max_bytes, max_files)
+        return await whole_folder(self._there(what), archive, self._container, what, top, unpacker)
+
+    async def end_background(self) -> bool:
+        return self._executor is not None and await self._executor.end_background()
+
+    async def stop(self) -> None:
+        self._stopped = True
+        if self._executor is not None:
+            self._executor.stopping = True
+            self._executor.lose("it was stopped")
+        await uninterrupted(self._stop())
+
+    # --- parts
+
+    @property
+    def _sockets(self) -> Path:
+        return self.root / "sockets"
+
+    @staticmethod
+    def _is_led_out(online: bool) -> bool:
+        """Whether its doors are sockets that are mounted in."""
+        return not online and not doors.can_enter()
+
+    async def _begin(self, docker: Docker, image: str, online: bool) -> None:
+        """Creates and starts the container."""
+        body = config.container(
+            self.spec,
+            self.host,
+            runtime_id=self.runtime_id,
+            image=image,
+            image_id=self._image_id,
+            online=online,
+            sockets=self._sockets if self._is_led_out(online) else None,
+        )
+        try:
+            async with asking("create the sandbox", START_S):
+                container = await docker.containers.create(body, name=self._container)
+            self._owner = await owner_of(Archive(docker, self._container), self._user)
+            if not self._from_snapshot:
+                await Archive(docker, self._container).put(
+                    "make the session's folders", session_folders(self.layout, self.workdir, self._owner)
+                )
+            async with asking("start the sandbox", START_S):
+                await container.start()
+        except Refusal as exc:
+            raise RuntimeFault(f"{exc}{self._advice()}") from None
+
+    def _advice(self) -> str:
+        """What the task asked for that not every daemon can give."""
+        asked = [
+            (
+                self.spec.storage_mb is not None,
+                "storage_mb needs a storage driver with quotas (overlay2 on xfs, btrfs)",
+            ),
+            (self.spec.gpus > 0, "gpus needs NVIDIA's container toolkit"),
+        ]
+        lines = [line for is_asked, line in asked if is_asked]
+        return f" ({'; '.join(lines)})" if lines else ""
+
+    async def _put(self, what: str, name: str, parts: Iterator[bytes], *, folder: bool = False) -> None:
+        archive = self._archive(what)
+        try:
+            await archive.put(what, parts, replace_folders=folder)
+        except Refusal:
+            raise
+        except RuntimeFault:
+            # It broke off in the middle: half of it is worse than nothing.
+            with suppress(RuntimeFault):
+                remove = ["rm", "-rf" if folder else "-f", "--", f"/{name}"]
+                await said(self._there(what), self._container, remove)
+            raise
+
+    def _archive(self, what: str) -> Archive:
+        return Archive(self._there(what), self._container)
+
+    def _there(self, what: str) -> Docker:
+        """Raises `SandboxLost`."""
+        why = "it was not started" if self._executor is None else self._executor.lost
+        if why or self._docker is None:
+            raise SandboxLost(f"{what}: the sandbox was lost: {why}")
+        return self._docker
+
+    def _absolute(self, path: str) -> str:
+        return "/" + "/".join(parts_of(path if path.startswith("/") else f"{self.workdir}/{path}"))
+
+    def _target(self, path: str) -> tuple[str, Packer]:
+        """(name in an archive for the container's root, who packs it). Folders on the way below the session are given
+        to the sandbox's user; others are made by the daemon where they are missing, and belong to root."""
+        whole = self._absolute(path)
+        if whole == "/":
+            raise RuntimeFault(f"'{path}' names the sandbox itself, not something in it")
+        parents = parents_of(whole, SESSION_DIR) if self._owner.uid else ()
+        return whole.lstrip("/"), Packer(self._owner).under(*parents)
+
+    def _make_folders(self) -> None:
+        try:
+            self.root.mkdir(mode=0o700, parents=True)
+            self._made = True
+            self.host_log_dir.mkdir(mode=0o700)
+            self._sockets.mkdir(mode=0o755)
+        except FileExistsError:
+            raise RuntimeFault(f"{self.root} exists already; a sandbox's folder is never shared") from None
+        except OSError as exc:
+            raise RuntimeFault(cannot(f"the sandbox's folder {self.root} cannot be made", exc)) from exc
+
+    def _pull_line(self, line: str) -> None:
+        with (self.host_log_dir / "image.pull").open("a", encoding="utf-8") as log:
+            log.write(f"{line}\n")
+
+    async def _stop(self) -> None:
+        try:
+            if self._docker is not None:
+                if self._asked_for:
+                    await removed(self._docker, self._container)
+                    self._asked_for = False
+                if self._executor is not None:
+                    await self._executor.close()
+                if self._from_snapshot:
+                    await kept.clean(self._docker, self.host)
+                docker, self._docker = self._docker, None
+                await docker.close()
+        finally:
+            if self._made:
+                await self._remove_root()
+
+    async def _remove_root(self) -> None:
+        try:
+            await asyncio.to_thread(remove_tree, self.root)
+        except OSError as exc:
+            raise RuntimeFault(cannot(f"the sandbox's folder {self.root} cannot be removed", exc)) from exc
+
+
+def _has_daemon(host: Host) -> bool:
+    try:
+        address(host)
+    except RuntimeFault:
+        return False
+    return True

@@ -1,0 +1,44 @@
+"""Who a user of a container is, in numbers: files that are brought in need an owner."""
+
+from __future__ import annotations
+
+from polarq.errors import RuntimeFault
+from polarq_worker.runtimes.docker.archive import Archive
+from polarq_worker.runtimes.docker.pack import Owner
+
+LARGEST = 1 << 20
+
+
+async def owner_of(archive: Archive, user: str) -> Owner:
+    """`user` is a name or number, with `:group` or without; blank: root. Raises `RuntimeFault` for an unknown name."""
+    name, _, group = user.partition(":")
+    if not group and name in {"", "0", "root"}:
+        return Owner()
+    uid, gid = _number(name), 0
+    if uid is None or not group:
+        entry = _entry(await archive.get_bytes("/etc/passwd", LARGEST), name)
+        if entry is not None and entry[3].isdecimal():
+            uid, gid = int(entry[2]), int(entry[3])
+    if uid is None:
+        raise RuntimeFault(f"user '{name}' is not in the image's /etc/passwd; name one that is, or give a number")
+    if group and (number := _number(group)) is not None:
+        gid = number
+    elif group:
+        entry = _entry(await archive.get_bytes("/etc/group", LARGEST), group)
+        if entry is None:
+            raise RuntimeFault(f"group '{group}' is not in the image's /etc/group; name one that is, or give a number")
+        gid = int(entry[2])
+    return Owner(uid, gid)
+
+
+def _entry(file: bytes, wanted: str) -> list[str] | None:
+    """The line of a name or number; the number is its third field, and in passwd the group's its fourth."""
+    for line in file.decode("utf-8", "replace").splitlines():
+        fields = line.split(":")
+        if len(fields) > 3 and wanted in {fields[0], fields[2]} and fields[2].isdecimal():
+            return fields
+    return None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,281 @@
+"""What recipes left on this node's disk: made once, whoever asks at the same time; the longest unused go.
+
+Beside a backend's snapshot lies a note of ours, `<folder>/recipes/<key>.json`: what results shall say of it, and by its
+time stamp when it was last used. It is written first, so that a snapshot always has one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from polarq.contracts.base import Contract
+from polarq.contracts.sandbox import ScrubbedHistory
+from polarq.errors import CannotBeKept, RuntimeFault
+from polarq_worker.runtimes.base import Runtime, Snapshot
+from polarq_worker.stages.prepare import PrepareFailed
+from polarq_worker.warm.making import Maker
+from polarq_worker.warm.recipe import Recipe, Recipes
+
+log = logging.getLogger("polarq.worker.warm")
+
+_MB = 1_000_000
+_REMEMBERED = 10_000
+
+
+class RecipeChanged(RuntimeFault):
+    """Files on disk were written while they were uploaded: what was made is neither the old recipe's nor the new."""
+
+
+class Note(Contract):
+    """See the module."""
+
+    history: list[ScrubbedHistory] = []
+
+
+@dataclass(eq=False, slots=True)
+class Kept:
+    """A snapshot that is there. Whoever starts from it is one of its `users` until that sandbox has ended."""
+
+    runtime: type[Runtime]
+    snapshot: Snapshot
+    history: Sequence[ScrubbedHistory]
+    used_at: float
+    """Time stamp: it outlives the worker."""
+    users: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Flight:
+    making: asyncio.Task[Kept]
+    budget_s: float
+    waiting: int = 0
+
+
+@dataclass(slots=True)
+class Lease:
+    """The right to start from a snapshot: it stays until `Snapshots.release`."""
+
+    kept: Kept
+    made: bool
+    """It was made for whoever has this, and for others who waited with it."""
+
+    @property
+    def reference(self) -> str:
+        return self.kept.snapshot.reference
+
+
+@dataclass(slots=True)
+class Counts:
+    made: int = 0
+    dropped: int = 0
+    listed: set[type[Runtime]] = field(default_factory=set)
+
+
+class Snapshots:
+    """One node's. `logs` gets what preparing printed, a folder per recipe."""
+
+    def __init__(self, maker: Maker, recipes: Recipes, logs: Path) -> None:
+        self.kept: dict[str, Kept] = {}
+        self.counts = Counts()
+        self._maker = maker
+        self._recipes = recipes
+        self._logs = logs
+        self._flights: dict[str, _Flight] = {}
+        self._makings: set[asyncio.Task[Kept]] = set()
+        """Of all flights, those too that nobody waits for any more."""
+        self._unkept: dict[str, None] = {}
+        """Recipes of which none can be kept."""
+        self._listing = asyncio.Lock()
+        self._dropping = asyncio.Lock()
+        self._dropping_tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def size_mb(self) -> float:
+        return sum(kept.snapshot.size_bytes for kept in self.kept.values()) / _MB
+
+    def logs_of(self, recipe: Recipe) -> Path:
+        return self._logs / "recipes" / recipe.key / "prepare"
+
+    def has(self, recipe: Recipe) -> bool:
+        """Whether it is known to be there: cheap, for choices that may be wrong."""
+        return recipe.key in self.kept
+
+    def can_keep(self, recipe: Recipe) -> bool:
+        """Whether there is any use in asking for one."""
+        return recipe.has_work and recipe.key not in self._unkept and recipe.runtime.takes_snapshots(self._maker.host)
+
+    async def lease(self, recipe: Recipe, budget_s: float) -> Lease:
+        """Makes it where there is none, in at most `budget_s` seconds. However many ask for one, it is made once, and
+        who waited shares its fate. Raises `PrepareFailed`, `RecipeChanged`, `CannotBeKept`, `RuntimeFault`,
+        `UnknownPlugin`, `InvalidTask`."""
+        await self._list(recipe.runtime)
+        while True:
+            if (kept := self.kept.get(recipe.key)) is not None:
+                return self._leased(kept, made=False)
+            flight = self._flights.get(recipe.key) or self._begin(recipe, budget_s)
+            flight.waiting += 1
+            try:
+                return self._leased(await asyncio.shield(flight.making), made=True)
+            except PrepareFailed as exc:
+                if not exc.timed_out or flight.budget_s >= budget_s:
+                    raise
+                # Somebody else's budget was too short for it.
+            finally:
+                flight.waiting -= 1
+                if not flight.waiting:
+                    self._nobody_waits(recipe, flight)
+
+    def release(self, lease: Lease) -> None:
+        """Once per lease, when what was started from it has ended."""
+        lease.kept.users -= 1
+        self._make_room_soon()
+
+    async def is_gone(self, lease: Lease) -> bool:
+        """Whether somebody removed it; then it is forgotten, and can be made again. Raises `RuntimeFault`."""
+        kept = lease.kept
+        there = await kept.runtime.snapshots(self._maker.host)
+        if any(snapshot.name == kept.snapshot.name for snapshot in there):
+            return False
+        if self.kept.get(kept.snapshot.name) is kept:
+            del self.kept[kept.snapshot.name]
+        return True
+
+    async def aclose(self) -> None:
+        """Nothing is made any more."""
+        for flight in self._flights.values():
+            flight.making.cancel()
+        if working := [*self._makings, *self._dropping_tasks]:
+            await asyncio.wait(working)
+
+    # --- making
+
+    def _begin(self, recipe: Recipe, budget_s: float) -> _Flight:
+        making = asyncio.create_task(self._make(recipe, budget_s), name=f"snapshot {recipe.key}")
+        self._makings.add(making)
+        making.add_done_callback(self._makings.discard)
+        flight = self._flights[recipe.key] = _Flight(making, budget_s)
+        making.add_done_callback(lambda _: self._forget(recipe, flight))
+        return flight
+
+    def _forget(self, recipe: Recipe, flight: _Flight) -> None:
+        if self._flights.get(recipe.key) is flight:
+            del self._flights[recipe.key]
+
+    def _nobody_waits(self, recipe: Recipe, flight: _Flight) -> None:
+        if not flight.making.done():
+            # A new one must not join what is being given up.
+            self._forget(recipe, flight)
+            flight.making.cancel()
+        elif not flight.making.cancelled() and flight.making.exception() is None:
+            flight.making.result().users -= 1
+            self._make_room_soon()
+
+    async def _make(self, recipe: Recipe, budget_s: float) -> Kept:
+        maker = self._maker
+        runtime = maker.create(recipe, maker.neutral_id())
+        try:
+            await maker.start(runtime, None, online=recipe.prepared_online)
+            history = await maker.carry_out(recipe, runtime, budget_s)
+            if (await self._recipes.again(recipe)).key != recipe.key:
+                raise RecipeChanged("files that prepare uploads were changed while it did so")
+            async with self._dropping:
+                pass  # One of the same name that is just being dropped goes first, with its note.
+            await asyncio.to_thread(self._write_note, recipe.key, Note(history=history))
+            snapshot = await runtime.snapshot(recipe.key)
+        except CannotBeKept as exc:
+            log.info("recipe %s is prepared for each rollout: %s", recipe.key, exc)
+            self._unkept[recipe.key] = None
+            while len(self._unkept) > _REMEMBERED:
+                del self._unkept[next(iter(self._unkept))]
+            raise
+        except asyncio.CancelledError:
+            # It may have come to be nevertheless.
+            self.counts.listed.discard(recipe.runtime)
+            raise
+        finally:
+            try:
+                await maker.keep_logs(runtime, self.logs_of(recipe))
+            finally:
+                maker.end(runtime)
+        self.counts.made += 1
+        # The first use is the flight's own, until all that waited have theirs.
+        kept = self.kept[recipe.key] = Kept(recipe.runtime, snapshot, history, time.time(), users=1)
+        log.info("recipe %s is kept as a snapshot of %d MB", recipe.key, snapshot.size_bytes // _MB)
+        return kept
+
+    # --- keeping
+
+    def _leased(self, kept: Kept, *, made: bool) -> Lease:
+        kept.users += 1
+        kept.used_at = time.time()
+        if (path := self._note_path(kept.snapshot.name)) is not None and path.exists():
+            os.utime(path)
+        return Lease(kept, made)
+
+    async def _list(self, runtime: type[Runtime]) -> None:
+        """Those of earlier workers, once per backend."""
+        async with self._listing:
+            if runtime in self.counts.listed:
+                return
+            for snapshot in await runtime.snapshots(self._maker.host):
+                if snapshot.name not in self.kept:
+                    note, used_at = await asyncio.to_thread(self._read_note, snapshot.name)
+                    self.kept[snapshot.name] = Kept(runtime, snapshot, note.history, used_at)
+            self.counts.listed.add(runtime)
+
+    def _make_room_soon(self) -> None:
+        task = asyncio.create_task(self._make_room(), name="room for snapshots")
+        self._dropping_tasks.add(task)
+        task.add_done_callback(self._dropping_tasks.discard)
+
+    async def _make_room(self) -> None:
+        """Drops what has been unused for longest until the rest fits."""
+        most = self._maker.host.settings.pool.snapshots_mb
+        async with self._dropping:
+            while self.size_mb > most or (not most and self.kept):
+                unused = [kept for kept in self.kept.values() if not kept.users]
+                if not unused:
+                    return
+                kept = min(unused, key=lambda one: one.used_at)
+                del self.kept[kept.snapshot.name]
+                self.counts.dropped += 1
+                await self._drop(kept)
+
+    async def _drop(self, kept: Kept) -> None:
+        name = kept.snapshot.name
+        try:
+            await kept.runtime.drop_snapshot(kept.snapshot.reference, self._maker.host)
+        except RuntimeFault as exc:
+            log.error("snapshot %s cannot be removed: %s", name, exc)
+        if name not in self.kept and (path := self._note_path(name)) is not None:
+            path.unlink(missing_ok=True)
+
+    def _note_path(self, key: str) -> Path | None:
+        folder = self._maker.host.folder
+        return None if folder is None else folder / "recipes" / f"{key}.json"
+
+    def _write_note(self, key: str, note: Note) -> None:
+        if (path := self._note_path(key)) is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(".part")
+            part.write_text(note.model_dump_json(), encoding="utf-8")
+            part.replace(path)
+
+    def _read_note(self, key: str) -> tuple[Note, float]:
+        path = self._note_path(key)
+        try:
+            if path is not None:
+                return Note.model_validate_json(path.read_bytes()), path.stat().st_mtime
+        except FileNotFoundError:
+            pass
+        except ValidationError as exc:
+            log.warning("%s cannot be read: %s", path, exc.errors()[0]["msg"])
+        return Note(), 0.0
