@@ -6,8 +6,9 @@ KILL finds it. The shell tells how things go by records in the streams themselve
 that the command wrote: \\001, the command's token, a space, a line.
 
 Whatever else runs in the container sees command lines, and of its own user's processes the environment and the open
-files. So the token is in neither: the shell reads it from its input, and nothing that it starts inherits it. (A process
-that may trace another one of its own user can do anything to it.)
+files. So the token is in neither: the shell reads it from its input, and nothing that it starts inherits it. What that
+cannot keep out: a process that may trace others of its own user, and root in the container, who can put another sh in
+the place of this one. A verifier that is to be believed then has a fresh sandbox.
 """
 
 from __future__ import annotations
