@@ -15,13 +15,13 @@ from aiodocker import Docker, DockerError
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import BackendAway, RuntimeFault
+from polarq_worker.runtimes.archives.pack import END, Owner, Packer
 from polarq_worker.runtimes.base import ExecResult
 from polarq_worker.runtimes.docker import shell
 from polarq_worker.runtimes.docker.archive import Archive
 from polarq_worker.runtimes.docker.commands import Command, Ending, said
 from polarq_worker.runtimes.docker.daemon import asking
 from polarq_worker.runtimes.docker.outcome import Outcome, refusal, result_of
-from polarq_worker.runtimes.docker.pack import END, Owner, Packer
 from polarq_worker.runtimes.docker.printed import Printed
 from polarq_worker.runtimes.processes import uninterrupted
 
