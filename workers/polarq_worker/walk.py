@@ -203,6 +203,7 @@ class Walk:
             env=harness_env(
                 self.task,
                 rollout_id=self.rollout_id,
+                fencing_token=self.claim.token,
                 base_url=base_url,
                 api_key=secret,
                 layout=runtime.layout,
