@@ -19,7 +19,7 @@ from polarq_worker.harnesses.environment import prepare_env
 from polarq_worker.kept_logs import keep_logs
 from polarq_worker.orphans import record_of
 from polarq_worker.runtimes.base import Host, Runtime
-from polarq_worker.runtimes.create import create_runtime
+from polarq_worker.runtimes.create import create_runtime, runtime_named
 from polarq_worker.spent import measured
 from polarq_worker.stages.prepare import prepare
 from polarq_worker.warm.recipe import Recipe
@@ -72,6 +72,10 @@ class Maker:
         self.living[runtime_id] = runtime
         self.used.add(recipe.runtime)
         return runtime
+
+    def named(self, name: str) -> type[Runtime]:
+        """The backend that a task names so. Raises `UnknownPlugin`."""
+        return runtime_named(name, self._security.allowed_modules)
 
     async def start(
         self, runtime: Runtime, claim: Claim | None, *, snapshot: str | None = None, online: bool = True
