@@ -60,6 +60,11 @@ class Daemon:
         self._process.kill()
         self._process.wait()
 
+    def docker(self, *words: str) -> str:
+        """What the command line says of it."""
+        command = ["docker", "--host", self.url, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
     def kill_all(self) -> None:
         """As the machine's end does it: no process of it is left, none of its containers' either."""
         self.kill()
