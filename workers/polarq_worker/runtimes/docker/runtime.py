@@ -124,7 +124,7 @@ class DockerRuntime(Runtime):
                 if runtime_id not in keep and config.is_own(container["Labels"], host):
                     await removed(docker, container.id)
                     swept.append(runtime_id)
-            await kept.clean(docker, host)
+            await kept.clean(docker, host, alone=True)
         return swept
 
     # --- its life
