@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 
 import pytest
 
@@ -149,6 +150,39 @@ class OfflineContract:
         connection.close()
         assert (await asking).stdout == b"answer\n"
         door.close()
+
+
+PARTS = 8
+
+
+class BrokenOffContract:
+    """Starts that are given up before they are through."""
+
+    @pytest.mark.parametrize("how", ["stop", "cancel"])
+    async def test_a_start_that_is_given_up_leaves_nothing(self, new: New, how: str) -> None:
+        whole = new("whole")
+        begun = time.monotonic()
+        await whole.start()
+        took_s = time.monotonic() - begun
+        await whole.stop()
+        for part in range(PARTS):
+            sandbox = new(f"{how}{part}")
+            starting = asyncio.ensure_future(sandbox.start())
+            await asyncio.sleep(took_s * part / PARTS)
+            if how == "cancel":
+                starting.cancel()
+                await asyncio.wait([starting])
+            await sandbox.stop()
+            # Whatever was begun has ended by then; it may also have been through just before.
+            assert starting.done()
+            given_up = starting.cancelled() or isinstance(starting.exception(), RuntimeFault | None)
+            assert given_up, starting.exception()
+            assert not sandbox.root.exists()
+            assert (await sandbox.exec("true", timeout_s=LONG_S)).kind is ExecKind.SANDBOX_LOST
+            with pytest.raises(RuntimeFault):
+                await sandbox.start()
+        assert not whole.root.exists()
+        assert await whole.sweep(whole.host, ()) == []
 
 
 class AloneContract:

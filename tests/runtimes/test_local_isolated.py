@@ -327,6 +327,29 @@ async def test_a_killed_worker_leaves_nothing_that_its_successor_does_not_find(t
     assert not any(group.exists() for group in groups)
 
 
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 12])
+async def test_a_start_that_its_stop_overtakes_leaves_no_process_no_group_and_no_note(
+    tmp_path: Path, turns: int
+) -> None:
+    prepared = made(tmp_path, "prepared")
+    await prepared.start()
+    kept = await prepared.snapshot("recipe")
+    await prepared.stop()
+    limits = {"memory_mb": 100, "cpus": 1.0} if {"memory", "cpu"} <= set(cgroups.usable()) else {}
+    overtaken = made(tmp_path, "overtaken", **limits)
+    starting = asyncio.ensure_future(overtaken.start(snapshot=kept.reference))
+    for _ in range(turns):
+        # Something of it has gone on.
+        await asyncio.sleep(0.002)
+    await overtaken.stop()
+    with suppress(RuntimeFault):
+        await starting
+    assert not overtaken.root.exists()
+    assert groups_of("overtaken") == set()
+    assert str(overtaken.root) not in _command_lines()
+    assert [path.name for path in (tmp_path / "state/runtimes/local/sandboxes").iterdir()] == []
+
+
 # --- its limits
 
 

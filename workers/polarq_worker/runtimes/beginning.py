@@ -15,7 +15,7 @@ from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.cgroups import Cgroup, Limits
 from polarq_worker.runtimes.folder import PrivateFolder, in_thread
 from polarq_worker.runtimes.kept import PARTS, Kept, Record, copy_tree
-from polarq_worker.runtimes.processes import ProcessTree, Walls, uninterrupted
+from polarq_worker.runtimes.processes import ProcessTree, Walls
 from polarq_worker.runtimes.texts import fault
 
 log = logging.getLogger("polarq.worker.local")
@@ -54,7 +54,7 @@ class Beginning:
         """Raises `RuntimeFault`. Stops nothing by itself: `undo` does, after the tree."""
         await self._folder.make()
         try:
-            await uninterrupted(in_thread(self._note, snapshot))
+            await in_thread(self._note, snapshot)
             base = None if snapshot is None else self._find(snapshot)
             over = self._isolated and base is not None and Beginning._overlays
             if over:
@@ -66,7 +66,7 @@ class Beginning:
             if base is None:
                 await in_thread(self._folder.furnish)
             else:
-                await uninterrupted(in_thread(self._copy, base))
+                await in_thread(self._copy, base)
             tree = await self._under_way([], online, inside=False)
             if over:
                 # That was the reason: a file system or a kernel that does not let us.

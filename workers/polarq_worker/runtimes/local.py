@@ -48,6 +48,7 @@ from polarq_worker.runtimes.processes import (
     WardenLost,
     uninterrupted,
 )
+from polarq_worker.runtimes.starting import Starting
 from polarq_worker.runtimes.texts import cannot, could_not_start, fault
 
 DRAIN_S = 0.25
@@ -66,6 +67,7 @@ class LocalRuntime(Runtime):
         self._folder = PrivateFolder(root, spec.workdir, self._owner)
         super().__init__(spec, runtime_id=runtime_id, root=self._folder.root, host=host)
         self._kept = None if host.folder is None else Kept(host.folder)
+        self._starting = Starting()
         self._beginning: Beginning | None = None
         self._tree: ProcessTree | None = None
         self._online = True
@@ -115,9 +117,12 @@ class LocalRuntime(Runtime):
             raise RuntimeFault(f"the local runtime cannot cut a sandbox off the network: {bubblewrap.why_not()}")
         self._bash = bash
         self._online = online
+        await self._starting.run(self._start(snapshot))
+
+    async def _start(self, snapshot: str | None) -> None:
         _living[self._key] = self
         self._beginning = Beginning(self._folder, self.spec, self.host, self.runtime_id, self._kept)
-        self._tree = await self._beginning.start(snapshot, online=online)
+        self._tree = await self._beginning.start(snapshot, online=self._online)
         self._lost = ""
 
     @property
@@ -213,7 +218,7 @@ class LocalRuntime(Runtime):
                 if isinstance(command, str):
                     script = self._folder.run / f"{next(self._numbers)}.sh"
                     text = command.encode("utf-8", "surrogateescape")
-                    await uninterrupted(in_thread(write_private, script, text, 0o644 if self._isolated else 0o600))
+                    await in_thread(write_private, script, text, 0o644 if self._isolated else 0o600)
                     argv = [self._bash, "-o", "pipefail", f"{self._folder.seen_run}/{script.name}"]
                 else:
                     argv = list(command)
@@ -283,10 +288,11 @@ class LocalRuntime(Runtime):
             return False
 
     async def stop(self) -> None:
-        self._lost = self._lost or "it was stopped"
         await uninterrupted(self._stop())
 
     async def _stop(self) -> None:
+        await self._starting.end()
+        self._lost = self._lost or "it was stopped"
         left = False
         for command in list(self._commands):
             command.close()
@@ -349,7 +355,7 @@ class LocalRuntime(Runtime):
         """A file, not a pipe: it is there whole, ends by itself, and nobody minds when it is not read."""
         path = self._folder.run / f"{next(self._numbers)}.stdin"
         try:
-            await uninterrupted(in_thread(write_private, path, data))
+            await in_thread(write_private, path, data)
         except BaseException:
             path.unlink(missing_ok=True)
             raise

@@ -27,7 +27,6 @@ from urllib.parse import quote
 from polarq.errors import DiskFull, ImageMissing, RuntimeFault
 from polarq_worker.runtimes.apptainer.program import Program
 from polarq_worker.runtimes.folder import in_thread, remove_tree
-from polarq_worker.runtimes.processes import uninterrupted
 from polarq_worker.runtimes.texts import cannot
 
 ARCHIVES = ("docker-archive", "oci-archive", "oci")
@@ -94,9 +93,10 @@ async def _convert(image: str, target: Path, program: Program) -> Image:
                     "free some space, or set POLARQ_STATE_DIR to a larger disk"
                 )
             raise RuntimeFault(f"image '{image}' cannot be converted: {said.why}")
-        return await asyncio.to_thread(_finish, part, target)
+        whole: Image = await in_thread(_finish, part, target)
+        return whole
     finally:
-        await uninterrupted(in_thread(remove_tree, work))
+        await in_thread(remove_tree, work)
 
 
 def _finish(part: Path, target: Path) -> Image:

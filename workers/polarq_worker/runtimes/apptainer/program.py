@@ -11,12 +11,14 @@ import os
 import re
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from polarq.errors import BackendAway, RuntimeFault
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.capture import Capture
+from polarq_worker.runtimes.folder import in_thread
 from polarq_worker.runtimes.processes import CouldNotStart, Descriptors, ProcessTree, WardenLost, uninterrupted
 from polarq_worker.runtimes.texts import could_not_start
 
@@ -121,7 +123,7 @@ class Call:
 
     async def start(self) -> None:
         """Raises `RuntimeFault`."""
-        await asyncio.to_thread(self._run_dir.mkdir, parents=True, exist_ok=True)
+        await in_thread(partial(self._run_dir.mkdir, parents=True, exist_ok=True))
         await self._tree.start()
 
     async def stop(self) -> bool:

@@ -42,6 +42,7 @@ from polarq_worker.runtimes.confined import Progress
 from polarq_worker.runtimes.fetched import Fetched
 from polarq_worker.runtimes.folder import in_thread, remove_tree, write_private
 from polarq_worker.runtimes.processes import ProcessTree, Walls, WardenLost, uninterrupted
+from polarq_worker.runtimes.starting import Starting
 from polarq_worker.runtimes.texts import cannot
 
 INSIDE = Path(__file__).with_name("inside.py")
@@ -62,6 +63,7 @@ class ApptainerRuntime(Runtime):
         self._name = name_of(self.host.node_id, runtime_id)
         self._layout = SandboxLayout.below(SESSION_DIR)
         self._numbers = itertools.count(1)
+        self._starting = Starting()
         self._instance: Instance | None = None
         self._tree: ProcessTree | None = None
         self._commands: Commands | None = None
@@ -136,12 +138,15 @@ class ApptainerRuntime(Runtime):
         return self.root / "logs"
 
     async def start(self, *, snapshot: str | None = None, online: bool = True) -> None:
+        await self._starting.run(self._start(snapshot, online))
+
+    async def _start(self, snapshot: str | None, online: bool) -> None:
         program = Program.of(self.host, self._store)
         await in_thread(self._make_folders)
         image = await bring(self.spec.image, program)
         self._image_id = image.digest
         if snapshot is not None:
-            self._layers, self._held = await in_thread(Layers(self._store).use, snapshot)
+            await in_thread(self._hold, snapshot)
         note = Note(self._name, self.runtime_id, self.host.node_id, program.path)
         self._instance = instance = Instance(program, note, Path(self.handle), self.root / "run")
         chosen = wishes.options(self.spec, online=online, overlay=self.root / "overlay", layers=self._layers)
@@ -149,13 +154,13 @@ class ApptainerRuntime(Runtime):
         of_image = await self._image_environment(program, image.path)
         self._environment = WayOut(cut_off=not online).stripped(of_image)
         try:
-            self._files = await in_thread(InsideFiles, instance.pid)
+            files = await in_thread(self._open, instance.pid)
             inside = Walls([sys.executable, "-E", "-s", "-S", str(INSIDE), "CONTROL", str(instance.pid)])
             self._tree = ProcessTree(self.root / "run" / "warden.stderr", inside)
             await self._tree.start()
             self._commands = Commands(self._tree)
             self._lost = ""
-            await in_thread(self._files.make, self._layout, self.workdir, self.spec.user)
+            await in_thread(files.make, self._layout, self.workdir, self.spec.user)
         except OSError as exc:
             raise RuntimeFault(cannot("the instance cannot be entered", exc)) from exc
 
@@ -167,9 +172,8 @@ class ApptainerRuntime(Runtime):
     async def snapshot(self, name: str) -> Snapshot:
         if self._lost:
             raise SandboxLost(f"no snapshot of it can be taken: {self._lost}")
-        return await uninterrupted(
-            in_thread(Layers(self._store).keep, name, self.root / "overlay" / "upper", self._layers)
-        )
+        kept: Snapshot = await in_thread(Layers(self._store).keep, name, self.root / "overlay" / "upper", self._layers)
+        return kept
 
     @classmethod
     async def snapshots(cls, host: Host) -> list[Snapshot]:
@@ -196,13 +200,15 @@ class ApptainerRuntime(Runtime):
         if self._lost or self._instance is None or self._tree is None or self._commands is None:
             return False
         self._commands.expect_kill()
-        return await uninterrupted(in_thread(kill_within, self._instance.pid, {self._tree.warden_pid}))
+        clean: bool = await in_thread(kill_within, self._instance.pid, {self._tree.warden_pid})
+        return clean
 
     async def stop(self) -> None:
-        self._lost = self._lost or "it was stopped"
         await uninterrupted(self._stop())
 
     async def _stop(self) -> None:
+        await self._starting.end()
+        self._lost = self._lost or "it was stopped"
         clean = True
         if self._files is not None:
             self._files.close()
@@ -248,7 +254,7 @@ class ApptainerRuntime(Runtime):
             argv = list(command) if not isinstance(command, str) else await self._files.script(number, command)
             fed = self.root / "run" / f"{number}.stdin" if stdin else None
             if fed is not None and stdin is not None:
-                await uninterrupted(in_thread(write_private, fed, stdin))
+                await in_thread(write_private, fed, stdin)
         except RuntimeFault as exc:
             return ExecResult(ExecKind.COULD_NOT_START, message=str(exc))
         except OSError as exc:
@@ -334,6 +340,13 @@ class ApptainerRuntime(Runtime):
             raise RuntimeFault(f"{self.root} exists already; a sandbox's folder is never shared") from None
         except OSError as exc:
             raise RuntimeFault(cannot(f"the sandbox's folder {self.root} cannot be made", exc)) from exc
+
+    def _hold(self, snapshot: str) -> None:
+        self._layers, self._held = Layers(self._store).use(snapshot)
+
+    def _open(self, pid: int) -> InsideFiles:
+        self._files = files = InsideFiles(pid)
+        return files
 
     async def _image_environment(self, program: Program, image: Path) -> dict[str, str]:
         """What the image sets for its programs, as the program (which reads its scripts) has it."""
