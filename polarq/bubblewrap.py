@@ -9,7 +9,7 @@ from functools import cache
 PROBE_S = 60.0
 WALLS = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--as-pid-1")
 """Its namespaces, beside the mounts (always) and the network (of offline sandboxes)."""
-INSTALL = "apt install bubblewrap (0.5 or newer)"
+INSTALL = "apt install bubblewrap (0.7 or newer; 0.5 and 0.6 set /dev/shm no limit)"
 
 
 @cache
@@ -27,6 +27,18 @@ def why_not() -> str:
     except (OSError, subprocess.TimeoutExpired) as exc:
         # That may pass, and is asked again.
         return f"{found} cannot be run now ({type(exc).__name__})"
+
+
+@cache
+def limits_tmpfs() -> bool:
+    """Whether it can give a file system in memory a size (0.7 and newer). Starts it once (blocks for milliseconds)."""
+    found = program()
+    if found is None:
+        return False
+    done = subprocess.run(
+        [found, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=PROBE_S
+    )
+    return "--size " in done.stdout + done.stderr
 
 
 @cache

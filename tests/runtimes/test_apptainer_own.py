@@ -298,6 +298,27 @@ async def test_used_up_memory_is_said(new: New) -> None:
     assert (await runtime.exec("echo on", timeout_s=LONG_S)).stdout == b"on\n"
 
 
+async def test_what_lies_in_memory_is_limited_and_leaves_room_for_a_grader(new: New) -> None:
+    runtime = new("filled", memory_mb=120, kwargs={"shm_mb": 20})
+    guest = new("guest", kwargs={"volumes": ["/dev/shm:/dev/shm:ro"]})
+    room = os.statvfs("/dev/shm").f_blocks
+    await asyncio.gather(runtime.start(), guest.start())
+    # What is the machine's, and only mounted, keeps its size.
+    assert os.statvfs("/dev/shm").f_blocks == room
+    look = "grep ' tmpfs ' /proc/mounts | cut -d ' ' -f 2"
+    places = (await runtime.exec(look, timeout_s=LONG_S)).stdout_text.split()
+    assert {"/dev", "/dev/shm"} <= set(places)
+    for place in places:
+        target = f"{place}/full" if place in {"/dev", "/dev/shm"} else place
+        filled = await runtime.exec(f"head -c 1G /dev/zero >> {target}", timeout_s=LONG_S)
+        assert (filled.ok, filled.out_of_memory) == (False, False), place
+        assert "No space left on device" in filled.stderr_text
+    sizes = await runtime.exec("stat -c %s /dev/shm/full", timeout_s=LONG_S)
+    assert int(sizes.stdout_text) >> 20 == 20
+    graded = await runtime.exec(["python3", "-c", "print(len(bytearray(10_000_000)))"], timeout_s=LONG_S)
+    assert graded.stdout == b"10000000\n", graded
+
+
 async def test_a_limit_of_processes_holds_and_is_named(new: New) -> None:
     runtime = new("processes", max_processes=40)
     await runtime.start()

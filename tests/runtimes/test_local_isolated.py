@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -366,6 +367,39 @@ async def test_a_sandbox_that_runs_out_of_memory_is_told_so_and_goes_on(tmp_path
         assert (after.stdout, after.out_of_memory, after.message) == (b"on\n", False, "")
     finally:
         await runtime.stop()
+
+
+@pytest.mark.parametrize(
+    ("wishes", "megabytes"), [({}, 64), ({"kwargs": {"shm_mb": 3}}, 3), ({"memory_mb": 80}, 38)], ids=str
+)
+async def test_what_lies_in_memory_is_limited_and_leaves_room_for_a_grader(
+    tmp_path: Path, wishes: dict[str, Any], megabytes: int
+) -> None:
+    if "memory_mb" in wishes:
+        needs_groups("memory")
+    runtime = made(tmp_path, **wishes)
+    assert LocalRuntime.problems(runtime.spec, runtime.host) == []
+    await runtime.start()
+    try:
+        # Everything that is in memory and may be written to, also under a name that nobody thought of.
+        places = await prints(runtime, "awk '$3 == \"tmpfs\" { print $2 }' /proc/mounts")
+        writable = [place for place in places.split() if (await runtime.exec(["test", "-w", place], timeout_s=9)).ok]
+        assert writable == ["/dev/shm"]
+        filled = await runtime.exec("head -c 1G /dev/zero > /dev/shm/full", timeout_s=LONG_S)
+        assert (filled.ok, filled.out_of_memory) == (False, False)
+        assert "No space left on device" in filled.stderr_text
+        assert int(await prints(runtime, "stat -c %s /dev/shm/full")) >> 20 == megabytes
+        assert await prints(runtime, "python -c 'print(len(bytearray(10_000_000)))'") == "10000000"
+    finally:
+        await runtime.stop()
+
+
+@pytest.mark.parametrize("wish", [0, -1, True, "64", 1.5])
+def test_a_size_of_shared_memory_that_is_none_is_refused(wish: object) -> None:
+    host = Host(settings=settings("bubblewrap"))
+    spec = RuntimeSpec.parse({"backend": "local", "kwargs": {"shm_mb": wish}})
+    [problem] = LocalRuntime.problems(spec, host)
+    assert problem.startswith("kwargs.shm_mb: ")
 
 
 FILL = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
-from polarq_worker.runtimes import cgroups, walls, wishes
+from polarq_worker.runtimes import cgroups, shm, walls, wishes
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.cgroups import Cgroup, Limits
 from polarq_worker.runtimes.folder import PrivateFolder, in_thread
@@ -41,6 +41,7 @@ class Beginning:
         self._cgroup: Cgroup | None = None
         self._record = Record(runtime_id, str(folder.root), host.incarnation)
         self._noted = False
+        self._shm_bytes = shm.size(spec)
         memory = None if spec.memory_mb is None else spec.memory_mb * 1_000_000
         most = wishes.most_processes(spec, host, isolated=self._isolated)
         processes = None if most is None else most + SPARE_PROCESSES
@@ -150,7 +151,9 @@ class Beginning:
             (self._folder.run / name).write_text(text, encoding="utf-8")
         folders = [path for path in (self._host.folder, *self._host.private) if path is not None]
         sight = walls.sight([*folders, self._folder.root.parent], self._host.settings.local.visible)
-        arguments = walls.arguments(self._folder.root, sight, online=online, processes=self._own_limit)
+        arguments = walls.arguments(
+            self._folder.root, sight, online=online, processes=self._own_limit, shm_bytes=self._shm_bytes
+        )
         return Walls(arguments, overlays)
 
 

@@ -10,7 +10,7 @@ from pathlib import PurePath, PurePosixPath
 from polarq import bubblewrap
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
-from polarq_worker.runtimes import cgroups
+from polarq_worker.runtimes import cgroups, shm
 from polarq_worker.runtimes.base import SESSION_DIR, Host
 from polarq_worker.runtimes.folder import HOME_DIR, TMP_DIR
 from polarq_worker.runtimes.walls import USER_NAME, own_ids
@@ -45,7 +45,10 @@ def problems(spec: RuntimeSpec, *, isolated: bool) -> list[str]:
     elif spec.workdir is not None and isolated and not _is_own(spec.workdir):
         text = f"workdir: an isolated local sandbox has no '{spec.workdir}' of its own; use a path below {SESSION_DIR}"
         wishes.append((True, f"{text}, or set runtimes.local.isolation of the node to none"))
-    wishes += [(True, f"kwargs.{key}: {no} use it") for key in sorted(spec.kwargs)]
+    if isolated:
+        wishes += [(True, problem) for problem in shm.problems(spec)]
+    known = {shm.KEY} if isolated else set()
+    wishes += [(True, f"kwargs.{key}: {no} use it") for key in sorted(set(spec.kwargs) - known)]
     return [problem for wished, problem in wishes if wished]
 
 

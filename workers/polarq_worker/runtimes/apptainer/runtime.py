@@ -27,7 +27,7 @@ from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault, SandboxLost
 from polarq_worker.network.way_out import WayOut
-from polarq_worker.runtimes import confined
+from polarq_worker.runtimes import confined, shm
 from polarq_worker.runtimes.apptainer import wishes
 from polarq_worker.runtimes.apptainer.commands import Commands, Order
 from polarq_worker.runtimes.apptainer.files import InsideFiles
@@ -155,7 +155,9 @@ class ApptainerRuntime(Runtime):
         self._environment = WayOut(cut_off=not online).stripped(of_image)
         try:
             files = await in_thread(self._open, instance.pid)
-            inside = Walls([sys.executable, "-E", "-s", "-S", str(INSIDE), "CONTROL", str(instance.pid)])
+            inside = Walls(
+                [sys.executable, "-E", "-s", "-S", str(INSIDE), "CONTROL", str(instance.pid), str(shm.size(self.spec))]
+            )
             self._tree = ProcessTree(self.root / "run" / "warden.stderr", inside)
             await self._tree.start()
             self._commands = Commands(self._tree)
