@@ -28,16 +28,15 @@ from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault, SandboxLost
 from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes import confined, shm
-from polarq_worker.runtimes.apptainer import wishes
-from polarq_worker.runtimes.apptainer.commands import Commands, Order
+from polarq_worker.runtimes.apptainer import environment, wishes
 from polarq_worker.runtimes.apptainer.files import InsideFiles
 from polarq_worker.runtimes.apptainer.images import bring
 from polarq_worker.runtimes.apptainer.instance import Instance, Note, kill_within, name_of, stop_noted
 from polarq_worker.runtimes.apptainer.layers import Layers
 from polarq_worker.runtimes.apptainer.limits import out_of_memory_kills
 from polarq_worker.runtimes.apptainer.program import Program, find
-from polarq_worker.runtimes.apptainer.users import User
 from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout, Snapshot
+from polarq_worker.runtimes.commands import Commands, Order
 from polarq_worker.runtimes.confined import Progress
 from polarq_worker.runtimes.fetched import Fetched
 from polarq_worker.runtimes.folder import in_thread, remove_tree, write_private
@@ -46,8 +45,6 @@ from polarq_worker.runtimes.starting import Starting
 from polarq_worker.runtimes.texts import cannot
 
 INSIDE = Path(__file__).with_name("inside.py")
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-NOT_OF_IMAGE = ("APPTAINER_", "SINGULARITY_", "PROMPT_COMMAND", "PS1", "HOME", "PWD", "SHLVL", "TERM", "_", "BASH_FUNC")
 OUT_OF_MEMORY = "its memory was used up, and the kernel killed a process of it"
 
 
@@ -151,7 +148,7 @@ class ApptainerRuntime(Runtime):
         self._instance = instance = Instance(program, note, Path(self.handle), self.root / "run")
         chosen = wishes.options(self.spec, online=online, overlay=self.root / "overlay", layers=self._layers)
         await instance.start(image.path, chosen)
-        of_image = await self._image_environment(program, image.path)
+        of_image = await environment.of_image(program, self._name, self.spec.image, self.root / "run")
         self._environment = WayOut(cut_off=not online).stripped(of_image)
         try:
             files = await in_thread(self._open, instance.pid)
@@ -160,7 +157,7 @@ class ApptainerRuntime(Runtime):
             )
             self._tree = ProcessTree(self.root / "run" / "warden.stderr", inside)
             await self._tree.start()
-            self._commands = Commands(self._tree)
+            self._commands = Commands(self._tree, walled=False, most_processes=self.spec.max_processes)
             self._lost = ""
             await in_thread(files.make, self._layout, self.workdir, self.spec.user)
         except OSError as exc:
@@ -264,7 +261,7 @@ class ApptainerRuntime(Runtime):
         order = Order(
             argv,
             folder,
-            self._env(env, folder, who),
+            {**environment.standard(who), **self._environment, **self.spec.env, **(env or {}), "PWD": folder},
             who.ids if os.geteuid() == 0 else None,
             fed,
             None if log is None else self.host_log_dir / log,
@@ -272,12 +269,12 @@ class ApptainerRuntime(Runtime):
         )
         try:
             result = await self._commands.run(order, timeout_s)
-        except WardenLost:
-            self._lost = self._lost or await self._why_lost(killed)
-            return ExecResult(ExecKind.SANDBOX_LOST, message=self._lost)
         finally:
             if isinstance(command, str):
                 await uninterrupted(self._files.remove_script(number))
+        if result.kind is ExecKind.SANDBOX_LOST:
+            self._lost = self._lost or await self._why_lost(killed)
+            return replace(result, message=self._lost)
         return result if result.ok else await self._with_memory(result, killed)
 
     async def _with_memory(self, result: ExecResult, killed: int) -> ExecResult:
@@ -294,11 +291,6 @@ class ApptainerRuntime(Runtime):
                 return f"the process that its commands hang under was killed: {OUT_OF_MEMORY}"
             return "the process that its commands hang under was killed"
         return "its instance has ended"
-
-    def _env(self, env: Mapping[str, str] | None, folder: str, who: User) -> dict[str, str]:
-        home = who.home or ("/root" if who.uid == 0 else SESSION_DIR)
-        standard = {"LANG": "C.UTF-8", "TERM": "dumb", "PATH": PATH, "HOME": home, "SHELL": "/bin/bash"}
-        return {**standard, **self._environment, **self.spec.env, **(env or {}), "PWD": folder}
 
     # --- files
 
@@ -349,20 +341,6 @@ class ApptainerRuntime(Runtime):
     def _open(self, pid: int) -> InsideFiles:
         self._files = files = InsideFiles(pid)
         return files
-
-    async def _image_environment(self, program: Program, image: Path) -> dict[str, str]:
-        """What the image sets for its programs, as the program (which reads its scripts) has it."""
-        said = await program.call(
-            "exec", "--cleanenv", "--pwd", "/", f"instance://{self._name}", "env", "-0", run_dir=self.root / "run"
-        )
-        if said.code != 0:
-            raise RuntimeFault(f"image '{self.spec.image}' runs no commands: {said.why}")
-        pairs = (entry.decode("utf-8", "surrogateescape").partition("=") for entry in said.out.split(b"\0") if entry)
-        environment = {name: text for name, _, text in pairs if not name.startswith(NOT_OF_IMAGE)}
-        if environment.get("LANG") == "C":
-            # The program's own, where the image has none.
-            del environment["LANG"]
-        return environment
 
 
 def store_of(host: Host) -> Path | None:
