@@ -13,6 +13,7 @@ from polarq.errors import RuntimeFault
 from polarq.testing.runtime_protocols import LONG_S, New, Sandbox, appears
 
 DOOR = 18080
+WRITTEN = 500
 
 
 class SnapshotContract:
@@ -97,6 +98,25 @@ class SnapshotContract:
         last = new("last")
         await last.start(snapshot=second.reference)
         assert (await last.exec("cat one two; [ ! -e gone ]", timeout_s=LONG_S)).stdout == b"one\ntwo\n"
+
+    async def test_a_snapshot_is_of_one_moment_whatever_writes_meanwhile(self, prepared: Sandbox, new: New) -> None:
+        if self.no_snapshots:
+            return
+        # Each file gets one more byte in turn: at any moment the first ones are ahead by one at most.
+        writer = f"""trap '' HUP TERM; mkdir many; for ((;;)); do
+            for ((i = 100; i < {100 + WRITTEN}; i++)); do printf x >> many/$i; done; echo x > pass; done"""
+        await prepared.put_bytes(writer.encode(), "writer")
+        assert (await prepared.exec("setsid bash writer > /dev/null 2>&1 &", timeout_s=LONG_S)).ok
+        await appears(prepared, "pass")
+        kept = await prepared.snapshot("recipe")
+        await prepared.stop()
+        copy = new("copy")
+        await copy.start(snapshot=kept.reference)
+        sizes = await copy.exec("stat -c %s many/*", timeout_s=LONG_S)
+        counted = [int(size) for size in sizes.stdout_text.split()]
+        assert len(counted) == WRITTEN
+        assert counted == sorted(counted, reverse=True)
+        assert counted[0] - counted[-1] <= 1
 
 
 class OfflineContract:

@@ -5,7 +5,7 @@
     images/<name>.lock               held by who converts: one at a time, of all workers
 
 A conversion is written under another name and renamed when it is whole; what does not have the size that was noted is
-converted anew.
+converted anew. When was an image last asked for? Its note's time of change says so.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from polarq_worker.runtimes.texts import cannot
 ARCHIVES = ("docker-archive", "oci-archive", "oci")
 SOURCES = (*ARCHIVES, "docker-daemon", "docker", "oras", "library", "shub", "http", "https")
 POLL_S = 0.05
+FRESH_S = 600.0
 DAEMON_SOCKET = "/var/run/docker.sock"
 ROOM_BYTES = 64 << 20
 """A disk with less room than this, or than an archive unpacked and packed again, was full if a conversion failed on it;
@@ -55,8 +57,9 @@ def source_of(image: str) -> str:
     return scheme if colon and scheme in SOURCES else ""
 
 
-async def bring(image: str, program: Program) -> Image:
-    """The image, converted when that has not been done. Raises `RuntimeFault`."""
+async def bring(image: str, program: Program, most_mb: int) -> Image:
+    """The image, converted when that has not been done; of those converted, the longest unused go where all together
+    take more than `most_mb`. Raises `RuntimeFault`."""
     image = image.strip()
     source = source_of(image)
     if not source:
@@ -70,7 +73,11 @@ async def bring(image: str, program: Program) -> Image:
             return found
         folder.mkdir(parents=True, exist_ok=True)
         async with _only_one(folder / f"{stem}.lock"):
-            return await asyncio.to_thread(_whole, target) or await _convert(image, target, program)
+            if (found := await asyncio.to_thread(_whole, target)) is not None:
+                return found
+            converted = await _convert(image, target, program)
+        await in_thread(make_room, folder, most_mb * 1_000_000)
+        return converted
     except OSError as exc:
         raise RuntimeFault(cannot(f"image '{image}' cannot be kept in {folder}", exc)) from exc
 
@@ -115,11 +122,30 @@ def _finish(part: Path, target: Path) -> Image:
     return Image(target, digest)
 
 
+def make_room(folder: Path, most_bytes: int) -> None:
+    """Removes the longest unused until the others take no more than `most_bytes` (blocks). Instances that run one hold
+    it open; one that was asked for just now stays, for an instance may be about to start from it."""
+    images = []
+    for path in folder.glob("*.sif"):
+        with contextlib.suppress(FileNotFoundError):
+            note = path.with_name(f"{path.name}.json")
+            images.append((note.stat().st_mtime, path.stat().st_blocks * 512, path, note))
+    taken = sum(size for _, size, _, _ in images)
+    for used, size, path, note in sorted(images):
+        if taken <= most_bytes or time.time() - used < FRESH_S:
+            return
+        # Without its note it is none, should this end half-way.
+        note.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        taken -= size
+
+
 def _whole(target: Path) -> Image | None:
     try:
         note = json.loads(target.with_name(f"{target.name}.json").read_text())
         if target.stat().st_size != note["size"]:
             return None
+        os.utime(target.with_name(f"{target.name}.json"))
         return Image(target, str(note["digest"]))
     except (OSError, ValueError, KeyError):
         return None

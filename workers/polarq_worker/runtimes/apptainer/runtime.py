@@ -30,7 +30,7 @@ from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes import confined, shm
 from polarq_worker.runtimes.apptainer import environment, wishes
 from polarq_worker.runtimes.apptainer.files import InsideFiles
-from polarq_worker.runtimes.apptainer.images import bring
+from polarq_worker.runtimes.apptainer.images import Image, bring
 from polarq_worker.runtimes.apptainer.instance import Instance, Note, kill_within, name_of, stop_noted
 from polarq_worker.runtimes.apptainer.layers import Layers
 from polarq_worker.runtimes.apptainer.limits import out_of_memory_kills
@@ -89,7 +89,7 @@ class ApptainerRuntime(Runtime):
     @classmethod
     async def resolve_image(cls, spec: RuntimeSpec, host: Host) -> str:
         store = store_of(host)
-        return "" if store is None else (await bring(spec.image, Program.of(host, store))).digest
+        return "" if store is None else (await _brought(spec, host, Program.of(host, store))).digest
 
     @property
     def isolation(self) -> str:
@@ -140,7 +140,7 @@ class ApptainerRuntime(Runtime):
     async def _start(self, snapshot: str | None, online: bool) -> None:
         program = Program.of(self.host, self._store)
         await in_thread(self._make_folders)
-        image = await bring(self.spec.image, program)
+        image = await _brought(self.spec, self.host, program)
         self._image_id = image.digest
         if snapshot is not None:
             await in_thread(self._hold, snapshot)
@@ -171,6 +171,9 @@ class ApptainerRuntime(Runtime):
     async def snapshot(self, name: str) -> Snapshot:
         if self._lost:
             raise SandboxLost(f"no snapshot of it can be taken: {self._lost}")
+        # The files are copied one after the other; nothing that runs may change them meanwhile.
+        if not await self.end_background():
+            raise RuntimeFault("no snapshot can be taken: something in the sandbox does not die")
         kept: Snapshot = await in_thread(Layers(self._store).keep, name, self.root / "overlay" / "upper", self._layers)
         return kept
 
@@ -341,6 +344,10 @@ class ApptainerRuntime(Runtime):
     def _open(self, pid: int) -> InsideFiles:
         self._files = files = InsideFiles(pid)
         return files
+
+
+async def _brought(spec: RuntimeSpec, host: Host, program: Program) -> Image:
+    return await bring(spec.image, program, host.settings.apptainer.images_mb)
 
 
 def store_of(host: Host) -> Path | None:
