@@ -42,8 +42,16 @@ def limits_tmpfs() -> bool:
 
 
 @cache
-def _refusal(found: str) -> str:
-    command = [found, *WALLS, "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+def own_users() -> bool:
+    """Whether a sandbox can have a user namespace of its own, which is what counts its processes where there is no
+    control group. Starts it once (blocks for milliseconds)."""
+    found = program()
+    return found is not None and not _refusal(found, "--unshare-user")
+
+
+@cache
+def _refusal(found: str, *more: str) -> str:
+    command = [found, *WALLS, *more, "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
     command += ["--perms", "1777", "--tmpfs", "/dev/shm", "--", "true"]
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=PROBE_S, cwd="/"

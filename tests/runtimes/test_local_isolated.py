@@ -419,10 +419,20 @@ time.sleep(1000)
 """
 
 
-async def test_a_sandbox_full_of_processes_starts_no_more_and_goes_on(tmp_path: Path) -> None:
-    if os.geteuid() == 0:
+@pytest.fixture(params=["a control group", "a user namespace"])
+def counted_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What limits processes: as root, where there are no groups, users of the sandbox's own."""
+    if request.param == "a user namespace":
+        others = {name: place for name, place in cgroups.usable().items() if name != "pids"}
+        monkeypatch.setattr(cgroups, "usable", lambda: others)
+    elif os.geteuid() == 0:
         needs_groups("pids")
+
+
+@pytest.mark.usefixtures("counted_by")
+async def test_a_sandbox_full_of_processes_starts_no_more_and_goes_on(tmp_path: Path) -> None:
     runtime = made(tmp_path, max_processes=40)
+    assert runtime.isolation == "bubblewrap"
     assert LocalRuntime.problems(runtime.spec, runtime.host) == []
     await runtime.start()
     try:
@@ -435,11 +445,11 @@ async def test_a_sandbox_full_of_processes_starts_no_more_and_goes_on(tmp_path: 
                 (tmp_path / "got").rename(full)
         assert 30 <= int(full.read_text()) <= 60
         result = await runtime.exec("sleep 0 | sleep 0", timeout_s=5.0)
-        if os.geteuid() == 0:
+        if "pids" in cgroups.usable():
             assert result.kind is ExecKind.COULD_NOT_START
             assert "max_processes: 40" in result.message
         else:
-            # The first one comes to be, and none that it wants.
+            # Those that watch over it are not counted: the first one comes to be, and none that it wants.
             assert not result.ok
         assert await runtime.alive()
         filling.cancel()
@@ -450,9 +460,37 @@ async def test_a_sandbox_full_of_processes_starts_no_more_and_goes_on(tmp_path: 
         await runtime.stop()
 
 
-async def test_a_fork_bomb_ends_with_its_time(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("counted_by")
+async def test_two_sandboxes_do_not_count_each_others_processes(tmp_path: Path) -> None:
+    full, other = made(tmp_path, "full", max_processes=40), made(tmp_path, "other", max_processes=40)
+    await asyncio.gather(full.start(), other.start())
+    try:
+        filling = asyncio.ensure_future(full.exec(["python", "-c", FILL], timeout_s=LONG_S))
+        await until(lambda: filling.done() or (full.root / "session/full").exists())
+        assert not filling.done(), await filling
+        assert await prints(other, "for i in {1..20}; do sleep 1000 & done; jobs -p | wc -l") == "20"
+    finally:
+        await asyncio.gather(full.stop(), other.stop())
+
+
+@pytest.mark.usefixtures("counted_by")
+async def test_a_counted_sandbox_starts_from_a_snapshot_with_everybody_who_he_is(tmp_path: Path) -> None:
+    prepared = made(tmp_path, "prepared", max_processes=40)
+    await prepared.start()
+    await prints(prepared, "echo one > file; chmod 600 file")
+    kept = await prepared.snapshot("recipe")
+    await prepared.stop()
+    copy = made(tmp_path, "copy", max_processes=40)
+    await copy.start(snapshot=kept.reference)
+    assert await prints(copy, "cat file; stat -c %U file; echo two >> file; cat file") == "one\nagent\none\ntwo"
+    assert not (await copy.exec("cat /etc/shadow", timeout_s=LONG_S)).ok
     if os.geteuid() == 0:
-        needs_groups("pids")
+        assert (await copy.exec("id -u", user="4321", timeout_s=LONG_S)).stdout == b"4321\n"
+    await copy.stop()
+
+
+@pytest.mark.usefixtures("counted_by")
+async def test_a_fork_bomb_ends_with_its_time(tmp_path: Path) -> None:
     runtime = made(tmp_path, max_processes=40)
     await runtime.start()
     try:

@@ -68,6 +68,9 @@ def _local(deployment: Deployment) -> Iterator[Finding]:
     elif not why_not and not bubblewrap.limits_tmpfs():
         fact = "works; sandboxes are isolated by bubblewrap, but this one cannot limit their /dev/shm"
         yield warn(part, fact, f"to limit it: {bubblewrap.INSTALL}")
+    elif not why_not and not bubblewrap.own_users():
+        fact = "works; sandboxes are isolated by bubblewrap; their processes are limited by control groups only"
+        yield warn(part, fact, "let the worker make control groups of pids, or user namespaces")
     elif not why_not:
         yield ok(part, "works; sandboxes are isolated by bubblewrap")
     elif "bubblewrap" in asked:

@@ -46,7 +46,7 @@ class Beginning:
         most = wishes.most_processes(spec, host, isolated=self._isolated)
         processes = None if most is None else most + SPARE_PROCESSES
         # Only in a user namespace of its own is a limit of processes one of the sandbox, and not of its user.
-        self._own_limit = processes if self._isolated and os.geteuid() != 0 else None
+        self._own_limit = processes if self._isolated and wishes.counts_itself() else None
         limits = Limits(memory, spec.cpus, None if self._own_limit else processes)
         if limits.controllers:
             self._cgroup = Cgroup(runtime_id, limits)
@@ -154,7 +154,7 @@ class Beginning:
         arguments = walls.arguments(
             self._folder.root, sight, online=online, processes=self._own_limit, shm_bytes=self._shm_bytes
         )
-        return Walls(arguments, overlays)
+        return Walls(arguments, overlays, own_users=self._own_limit is not None and os.geteuid() == 0)
 
 
 def _pairs(lower: Path, upper: Path, work: Path) -> list[tuple[str, Path]]:

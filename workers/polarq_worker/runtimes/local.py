@@ -76,7 +76,9 @@ class LocalRuntime(Runtime):
 
     @property
     def isolation(self) -> str:
-        return "bubblewrap" if self._isolated else "none"
+        if not self._isolated:
+            return "none"
+        return "bubblewrap" if wishes.limits_processes(isolated=True) else "bubblewrap, its processes not limited"
 
     @property
     def layout(self) -> SandboxLayout:

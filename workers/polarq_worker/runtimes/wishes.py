@@ -28,7 +28,7 @@ def problems(spec: RuntimeSpec, *, isolated: bool) -> list[str]:
         (spec.gpus > 0, f"gpus: {no} reserve GPUs; programs see those of the node"),
         (not spec.allow_internet and not isolated, f"allow_internet: {no} keep programs off the network{_walls()}"),
         (
-            spec.max_processes is not None and not _limits_processes(isolated),
+            spec.max_processes is not None and not limits_processes(isolated),
             f"max_processes: {no} limit processes: {_NO_GROUPS}",
         ),
         (spec.network not in networks, f"network: {no} join network '{spec.network}'; only 'host'"),
@@ -54,13 +54,18 @@ def problems(spec: RuntimeSpec, *, isolated: bool) -> list[str]:
 
 def most_processes(spec: RuntimeSpec, host: Host, *, isolated: bool) -> int | None:
     """How many it may have; None: as many as its machine."""
-    if spec.max_processes is not None or not isolated or not _limits_processes(isolated):
+    if spec.max_processes is not None or not isolated or not limits_processes(isolated):
         return spec.max_processes
     return host.settings.local.max_processes
 
 
-def _limits_processes(isolated: bool) -> bool:
-    return _groups("pids") or (isolated and os.geteuid() != 0)
+def counts_itself() -> bool:
+    """Whether an isolated sandbox has a user namespace that counts its processes, and no control group does."""
+    return os.geteuid() != 0 or (not _groups("pids") and bubblewrap.own_users())
+
+
+def limits_processes(isolated: bool) -> bool:
+    return _groups("pids") or (isolated and counts_itself())
 
 
 def ids_of(user: str | None, owner: Sequence[int] | None) -> list[int] | None:
