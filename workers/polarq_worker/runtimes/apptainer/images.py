@@ -17,6 +17,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import secrets
 import socket
 import time
@@ -25,19 +26,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from polarq.errors import DiskFull, ImageMissing, RuntimeFault
+from polarq.errors import BackendAway, DiskFull, ImageDenied, ImageMissing, RuntimeFault
 from polarq_worker.runtimes.apptainer.program import Program
 from polarq_worker.runtimes.folder import in_thread, remove_tree
 from polarq_worker.runtimes.texts import cannot
 
 ARCHIVES = ("docker-archive", "oci-archive", "oci")
-SOURCES = (*ARCHIVES, "docker-daemon", "docker", "oras", "library", "shub", "http", "https")
+REMOTE = ("docker", "oras", "library", "shub")
+SOURCES = (*ARCHIVES, "docker-daemon", *REMOTE)
 POLL_S = 0.05
 FRESH_S = 600.0
 DAEMON_SOCKET = "/var/run/docker.sock"
 ROOM_BYTES = 64 << 20
 """A disk with less room than this, or than an archive unpacked and packed again, was full if a conversion failed on it;
 what the program had written by then it may have removed."""
+_CODE = re.compile(r": (manifest[_ ]unknown|name[_ ]unknown|unauthorized|denied): ", re.IGNORECASE)
 SIF_UUID = slice(48, 64)
 """Where a SIF file has its identity: behind the launcher (32 bytes), the magic (10), a version and an architecture."""
 
@@ -99,11 +102,23 @@ async def _convert(image: str, target: Path, program: Program) -> Image:
                     f"image '{image}' cannot be converted: {said.why}; {left >> 20} MB are left for {target.parent}, "
                     "free some space, or set POLARQ_STATE_DIR to a larger disk"
                 )
-            raise RuntimeFault(f"image '{image}' cannot be converted: {said.why}")
+            raise _meant(image, said.why)
         whole: Image = await in_thread(_finish, part, target)
         return whole
     finally:
         await in_thread(remove_tree, work)
+
+
+def _meant(image: str, why: str) -> RuntimeFault:
+    """By the error code of the registry (distribution-spec, error codes), which the program passes on as it prints."""
+    text = f"image '{image}' cannot be converted: {why}"
+    code = _CODE.search(why)
+    if code is None:
+        advice = "; see that its registry can be reached from this node" if source_of(image) in REMOTE else ""
+        return RuntimeFault(f"{text}{advice}")
+    if "unknown" in code[1].lower():
+        return ImageMissing(text)
+    return ImageDenied(f"{text}; log in as the worker's user, into ~/.apptainer/docker-config.json")
 
 
 def _finish(part: Path, target: Path) -> Image:
@@ -193,7 +208,8 @@ def _source_bytes(image: str) -> int:
 
 
 def _daemon_id(name: str) -> str:
-    """The identity of a Docker daemon's image; empty when the daemon is not to be asked here (the program may know)."""
+    """The identity of a Docker daemon's image; empty when the daemon is not to be asked here (the program may know).
+    Raises `BackendAway`, `ImageMissing`."""
     address = os.environ.get("DOCKER_HOST", f"unix://{DAEMON_SOCKET}")
     if not address.startswith("unix://"):
         return ""
@@ -208,7 +224,10 @@ def _daemon_id(name: str) -> str:
         if answer.status == http.client.NOT_FOUND:
             raise ImageMissing(f"the Docker daemon of this node has no image '{name}'")
         return str(json.loads(body).get("Id", "")) if answer.status == http.client.OK else ""
-    except (OSError, ValueError, http.client.HTTPException):
+    except OSError as exc:
+        advice = "start it, or give docker-archive:FILE"
+        raise BackendAway(f"no Docker daemon answers at {address} ({exc.strerror or exc}): {advice}") from exc
+    except (ValueError, http.client.HTTPException):
         return ""
     finally:
         asked.close()

@@ -26,7 +26,16 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 NAMES = ("apptainer", "singularity")
 KEPT_BYTES = 1 << 20
 DRAIN_S = 0.25
-PASSED = ("PATH", "HOME", "USER", "LOGNAME", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "SSL_CERT_FILE")
+PASSED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "XDG_RUNTIME_DIR",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "SSL_CERT_FILE",
+    "DOCKER_HOST",
+)
 PASSED_BELOW = ("APPTAINER_", "SINGULARITY_", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 """Of the worker's environment, for the program alone; APPTAINERENV_ would be for the sandbox and is not passed."""
 
