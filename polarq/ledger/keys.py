@@ -206,6 +206,11 @@ class Keys:
         return f"{self.prefix}:limits"
 
     @property
+    def rules(self) -> str:
+        """Hash: node id -> what it lets tasks ask for, as JSON."""
+        return f"{self.prefix}:rules"
+
+    @property
     def memory(self) -> str:
         """String: how full Redis was when that last changed: ok, high or full."""
         return f"{self.prefix}:memory"
