@@ -7,12 +7,13 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 if "--version" in sys.argv:
     print("pocket-agent 1.2.0")
     sys.exit()
 options = dict(word.lstrip("-").partition("=")[::2] for word in sys.argv[1:])
-config = {"max_turns": 5, "session": os.devnull}
+config: dict[str, Any] = {"max_turns": 5, "session": os.devnull}
 if "config" in options:
     config = json.loads(Path(options["config"]).read_text())
 tool = {"name": "sh", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}

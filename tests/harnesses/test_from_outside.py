@@ -106,7 +106,9 @@ def test_a_preset_of_another_package_is_listed_shown_and_checked(outside: dict[s
 
     def polarq(*words: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "polarq.cli", "harness", *words, "--json"]
-        said = subprocess.run(command, env={**os.environ, **outside}, capture_output=True, text=True, timeout=600, check=False)
+        said = subprocess.run(
+            command, env={**os.environ, **outside}, capture_output=True, text=True, timeout=600, check=False
+        )
         assert said.stdout, said.stderr
         found: dict[str, Any] = json.loads(said.stdout)
         return found
