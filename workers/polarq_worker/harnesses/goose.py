@@ -53,7 +53,10 @@ class GooseHarness(Preset):
     name: ClassVar[str] = "goose"
     title: ClassVar[str] = "Goose"
     program: ClassVar[NpmProgram] = NpmProgram(
-        "@aaif/goose-binary-linux-x64", "goose-binary-linux-x64", Versions("1.52.0", "1.50.0", "1.53.0")
+        "@aaif/goose-binary-linux-x64",
+        "goose",
+        Versions("1.52.0", "1.50.0", "1.53.0"),
+        link="goose-binary-linux-x64",
     )
     dialects: ClassVar[tuple[str, ...]] = tuple(ENGINES)
     settings_class: ClassVar[type[PresetSettings]] = GooseSettings

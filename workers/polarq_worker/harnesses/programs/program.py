@@ -67,12 +67,14 @@ class NpmProgram(Program):
 
     node: str = "18"
     """Oldest Node that runs it; of what is no JavaScript, that installs it."""
+    link: str = ""
+    """What the package calls the command, where that is not `bin`."""
     finish: str = ""
     """A script of the package's own that has to run once it is there. Scripts that npm would run do not."""
     kind: ClassVar[str] = "npm"
 
     def _wants(self) -> dict[str, str]:
-        return {"POLARQ_NODE": self.node, "POLARQ_FINISH": self.finish}
+        return {"POLARQ_NODE": self.node, "POLARQ_LINK": self.link, "POLARQ_FINISH": self.finish}
 
 
 @dataclass(frozen=True, slots=True)
