@@ -98,7 +98,7 @@ def _says(system: str = "You are an agent.", last: str = "Go on.") -> ModelCall:
         ),
         (
             _says(
-                "## Task Context\n- An llm context limit was reached when a user was in a working session with an agent",
+                "## Task Context\n- An llm context limit was reached when a user was in a working session",
                 "Please summarize the conversation history provided in the system prompt.",
             ),
             "compaction",
