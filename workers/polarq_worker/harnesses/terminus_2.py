@@ -16,9 +16,6 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from polarq.contracts.rollout import StepReport
-from polarq.contracts.sandbox import ExecCategory
-from polarq.contracts.specs import PrepareAction
-from polarq.errors import HarnessFault
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, given
 from polarq_worker.harnesses.preset import Preset, PresetSettings
@@ -26,17 +23,7 @@ from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
 from polarq_worker.runtimes.base import Runtime
 
-SETUP_S = 60.0
 MAX_RESULT_BYTES = 16 * 1024 * 1024
-TMUX = """\
-command -v tmux >/dev/null && exit 0
-if command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq --no-install-recommends tmux
-elif command -v apk >/dev/null; then apk add --no-cache tmux
-elif command -v dnf >/dev/null; then dnf install -y -q tmux; fi >/dev/null 2>&1
-command -v tmux >/dev/null && exit 0
-echo "harness terminus_2: there is no tmux, and none can be installed; put it in the image" >&2
-exit 1
-"""
 
 
 class Terminus2Settings(PresetSettings):
@@ -69,7 +56,7 @@ class Terminus2Harness(Preset):
     name: ClassVar[str] = "terminus_2"
     title: ClassVar[str] = "Terminus-2"
     program: ClassVar[PythonProgram] = PythonProgram(
-        "harbor", "python", Versions("0.26.0", "0.25.0", "0.27.0"), python="3.12"
+        "harbor", "python", Versions("0.26.0", "0.25.0", "0.27.0"), needs=("tmux",), python="3.12"
     )
     dialects: ClassVar[tuple[str, ...]] = ("openai_chat", "openai_responses")
     settings_class: ClassVar[type[PresetSettings]] = Terminus2Settings
@@ -77,15 +64,6 @@ class Terminus2Harness(Preset):
     takes_skills: ClassVar[bool] = True
     kept: ClassVar[tuple[str, ...]] = ("logs",)
     settings: Terminus2Settings
-
-    def recipe(self) -> Sequence[PrepareAction]:
-        return (*super().recipe(), PrepareAction(type="exec", command=TMUX))
-
-    async def setup(self, runtime: Runtime, context: HarnessContext) -> None:
-        found = await runtime.exec("command -v tmux", env=context.env, timeout_s=SETUP_S, category=ExecCategory.SETUP)
-        if not found.ok:
-            raise HarnessFault("there is no program 'tmux' in the sandbox, which Terminus-2 needs; put it in the image")
-        await super().setup(runtime, context)
 
     def command(self, context: HarnessContext) -> Sequence[str]:
         return [f"{self.folder(context.layout)}/run.py", f"{self.folder(context.layout)}/run.json"]

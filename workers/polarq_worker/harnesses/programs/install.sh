@@ -7,6 +7,7 @@
 # POLARQ_LINK                         what the npm package calls the command, where that is not POLARQ_BIN
 # POLARQ_FINISH                       a script of the npm package that is run when it is there
 # POLARQ_WITH                         more requirements, a line each
+# POLARQ_NEEDS                        commands that it calls, named as the system's packages of them
 #
 # Its last line on stderr says what was wrong, for a person.
 set -uo pipefail
@@ -200,6 +201,10 @@ install_python() {
 
 # ---
 
+for need in $POLARQ_NEEDS; do
+  type -P "$need" >/dev/null || system_packages "$need" ||
+    die "'$need' is needed, and can neither be found nor installed ($(words "$work/system.log" 2>/dev/null)); put it in the image"
+done
 use_the_images
 case $POLARQ_KIND in
   npm) install_npm && version=$(version_of "$home/bin/$POLARQ_BIN") ;;

@@ -40,6 +40,8 @@ class Program:
     bin: str
     """The command's name."""
     versions: Versions
+    needs: tuple[str, ...] = ()
+    """Commands that it calls, each named as the system's package of it."""
     kind: ClassVar[str]
 
     def install(self, harness: str, version: str, *, exact: bool) -> PrepareAction:
@@ -53,6 +55,7 @@ class Program:
             "POLARQ_VERSION": version,
             "POLARQ_AT_LEAST": at_least,
             "POLARQ_BELOW": below,
+            "POLARQ_NEEDS": " ".join(self.needs),
             **self._wants(),
         }
         return PrepareAction(type="exec", command=_script(), env=env)
