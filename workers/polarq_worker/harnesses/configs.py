@@ -30,3 +30,9 @@ def given(data: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: given(value) if isinstance(value, Mapping) else value for key, value in data.items() if value is not None
     }
+
+
+def table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object of a configuration that a task brings; empty where there is none of that name."""
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}

@@ -4,8 +4,10 @@
 # POLARQ_VERSION                      what is installed
 # POLARQ_AT_LEAST, POLARQ_BELOW       what will do where the image has it; without the second, only the first
 # POLARQ_NODE, POLARQ_PYTHON          oldest Node or Python
+# POLARQ_LINK                         what the npm package calls the command, where that is not POLARQ_BIN
 # POLARQ_FINISH                       a script of the npm package that is run when it is there
 # POLARQ_WITH                         more requirements, a line each
+# POLARQ_NEEDS                        commands that it calls, named as the system's packages of them
 #
 # Its last line on stderr says what was wrong, for a person.
 set -uo pipefail
@@ -81,6 +83,9 @@ run_npm() {
   npm "$@" --no-audit --no-fund --no-update-notifier --loglevel=error --cache "$work/npm-cache" >"$work/npm.log" 2>&1 </dev/null
 }
 
+# The release line that a private Node is of.
+node_release() { if at_least "${POLARQ_NODE%%.*}" 22; then printf '%s' "${POLARQ_NODE%%.*}"; else printf 22; fi; }
+
 node_will_do() { at_least "$("$1" --version 2>/dev/null | tr -d v)" "$POLARQ_NODE"; }
 
 # npm needs its Node once; programs go on with it.
@@ -106,10 +111,10 @@ bring_node() {
     node=$(type -P node)
   fi
   if [ -z "$node" ] || ! node_will_do "$node"; then
-    (cd "$work" && run_npm install --prefix "$home/node22" 'node@22') || die "Node 22 cannot be installed: $(words "$work/npm.log"); $advice"
-    node="$home/node22/node_modules/node/bin/node"
+    (cd "$work" && run_npm install --prefix "$home/npm-node" "node@$(node_release)") || die "Node $(node_release) cannot be installed: $(words "$work/npm.log"); $advice"
+    node="$home/npm-node/node_modules/node/bin/node"
     # Some versions of npm run no scripts of packages unasked.
-    [ -x "$node" ] || (cd "$home/node22/node_modules/node" && npm run --silent preinstall) >"$work/npm.log" 2>&1
+    [ -x "$node" ] || (cd "$home/npm-node/node_modules/node" && npm run --silent preinstall) >"$work/npm.log" 2>&1
     node_will_do "$node" || die "Node $POLARQ_NODE or newer is needed, and the one of npm does not run here: $(words "$work/npm.log")"
   fi
 }
@@ -119,7 +124,7 @@ install_npm() {
   bring_node
   (cd "$work" && run_npm install --prefix "$home" --omit=dev --ignore-scripts "$POLARQ_PACKAGE@$POLARQ_VERSION") ||
     die "$what cannot be installed: $(words "$work/npm.log"); $advice"
-  target=$(readlink -f "$home/node_modules/.bin/$POLARQ_BIN")
+  target=$(readlink -f "$home/node_modules/.bin/${POLARQ_LINK:-$POLARQ_BIN}")
   [ -f "$target" ] || die "$what has no program '$POLARQ_BIN'"
   finish_npm
   launcher "$target"
@@ -138,7 +143,7 @@ launcher() {
   local program=${1#"$home"/} run
   run="\"\$here/$program\""
   if is_native "$1"; then
-    rm -rf "$home/node" "$home/node22"
+    rm -rf "$home/node" "$home/npm-node"
   else
     case $node in
       "$home"/*) run="\"\$here/${node#"$home"/}\" $run" ;;
@@ -196,6 +201,10 @@ install_python() {
 
 # ---
 
+for need in $POLARQ_NEEDS; do
+  type -P "$need" >/dev/null || system_packages "$need" ||
+    die "'$need' is needed, and can neither be found nor installed ($(words "$work/system.log" 2>/dev/null)); put it in the image"
+done
 use_the_images
 case $POLARQ_KIND in
   npm) install_npm && version=$(version_of "$home/bin/$POLARQ_BIN") ;;
