@@ -113,12 +113,10 @@ class Suite:
         first, second = self.plain.whole[:2]
         known = [*first.prompt_ids, *first.sampled_ids]
         if second.parent != first.seq or second.prompt_ids[: len(known)] != known:
-            at = next(
-                (n for n, (a, b) in enumerate(zip(known, second.prompt_ids, strict=False)) if a != b), len(known)
-            )
+            at = next((n for n, (a, b) in enumerate(zip(known, second.prompt_ids, strict=False)) if a != b), len(known))
             raise Broken(
-                f"the second prompt is no continuation: parent {second.parent}, other from token {at} of {len(known)} on"
-                f" ({second.exact_missed or 'no reason given'})"
+                f"the second prompt is no continuation: parent {second.parent}, other from token {at} of {len(known)}"
+                f" on ({second.exact_missed or 'no reason given'})"
             )
 
     def _side(self, expected: Expected) -> None:
