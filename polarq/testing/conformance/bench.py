@@ -124,11 +124,6 @@ class Bench:
             }
         )
 
-    def run(self, name: str, script: str, agent_s: float | None = None, **more: Any) -> Ran:
-        """Runs a rollout to its end."""
-        self.submit(self.task(name, script, agent_s, **more))
-        return self.ended(name)
-
     def submit(self, task: Task) -> None:
         self.stack.client.submit(task)
 

@@ -15,9 +15,9 @@ from polarq.testing.conformance.checks import CHECKS
 
 HEAD = """# Agent programs
 
-Each program below was installed at the version shown and run by the conformance suite of polarq
-(`polarq harness check NAME`, `make test-harnesses`): unmodified, in a sandbox without a network, through the real proxy,
-against a scripted model. `polarq harness show NAME` says what a task can tell it.
+Each program below was installed at the version shown and run by polarq's conformance suite (`polarq harness check NAME`,
+`make test-harnesses`): unmodified, in a sandbox without a network, through the real proxy, against a scripted model.
+`polarq harness show NAME` says what a task can tell it.
 
 This file is made by `make test-harnesses`; [how to add a program](adding-a-harness.md) is another page.
 """
@@ -57,8 +57,8 @@ def page(folder: Path) -> str:
     return "\n".join([HEAD, *lines, "", *numbered, *([""] if numbered else []), LEGEND])
 
 
-LEGEND = """What the columns mean stands in `polarq/testing/conformance/checks.py`. An empty cell was not run. A note with
-`yes` says how the program differs from most; that is what the suite expects of it.
+LEGEND = """What the columns mean stands in `polarq/testing/conformance/checks.py`. An empty cell was not run. A note
+with `yes` says how the program differs from most; that is what the suite expects of it.
 """
 
 

@@ -1,16 +1,15 @@
-"""Harness `mini_swe_agent`: the `mini` program of mini-swe-agent, over chat completions, messages or Responses.
+"""Harness `mini_swe_agent`: the `mini` program of the package mini-swe-agent, unmodified, over HTTP.
 
-It never streams. The task text and the settings go into a configuration file (the text as `run.task`), never into an
-argument list. A limit of its own (steps, cost, time) is an end with exit code 0 and `exit_status` LimitsExceeded.
-
-It tries a failing call again whatever is wrong with it, with 4 to 60 s between the tries.
+The task text and the settings go into a configuration file (the text as `run.task`), never into an argument list.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
@@ -23,12 +22,12 @@ from polarq_worker.harnesses.configs import given
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
-from polarq_worker.harnesses.results import fetched_json
 from polarq_worker.runtimes.base import Runtime
 
 TRAJECTORY = "mini-swe-agent.traj.json"
 MAX_TRAJECTORY_BYTES = 64 * 1024 * 1024
-_ANTHROPIC = "anthropic/"
+PROVIDERS = {"openai_chat": "openai", "openai_responses": "openai", "anthropic_messages": "anthropic"}
+"""By which the program chooses its client."""
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e]")
 
 
@@ -48,7 +47,6 @@ class MiniSweAgentSettings(PresetSettings):
     model_kwargs: dict[str, Any] = {}
     """Sampling parameters, sent with every call."""
     model_class: str | None = None
-    """How it calls the model; None: as the dialect wants it."""
     model_retry_attempts: int = Field(3, ge=1)
     """Tries of a failing model call; the program waits 4 to 60 s between them."""
     command_env: Env = {}
@@ -61,50 +59,41 @@ class MiniSweAgentHarness(Preset):
     name: ClassVar[str] = "mini_swe_agent"
     title: ClassVar[str] = "mini-swe-agent"
     program: ClassVar[PythonProgram] = PythonProgram(
-        "mini-swe-agent", "mini", Versions("2.4.6", "2.4.0", "2.5.0"), python="3.10"
+        "mini-swe-agent", "mini", Versions("2.4.6", "2.4.0", "2.5"), python="3.10"
     )
     dialects: ClassVar[tuple[str, ...]] = ("openai_chat", "anthropic_messages", "openai_responses")
     settings_class: ClassVar[type[PresetSettings]] = MiniSweAgentSettings
-    kept: ClassVar[tuple[str, ...]] = (TRAJECTORY,)
     settings: MiniSweAgentSettings
+
+    @property
+    def dialect(self) -> str:
+        named = "anthropic_messages" if (self.spec.model_name or "").startswith("anthropic/") else None
+        return self.settings.dialect or named or self.dialects[0]
+
+    @property
+    def model(self) -> str:
+        """With its provider in front."""
+        name = super().model
+        return name if name.startswith(("openai/", "anthropic/")) else f"{PROVIDERS[self.dialect]}/{name}"
 
     def command(self, context: HarnessContext) -> Sequence[str]:
         return [
-            f"--model={self._model}",
+            f"--model={self.model}",
             "--yolo",
             "--exit-immediately",
-            *(f"--config={config}" for config in [*self.settings.config, self._path(context, "polarq.yaml")]),
-            f"--output={self._path(context, TRAJECTORY)}",
+            *(f"--config={config}" for config in [*self.settings.config, self._config_path(context)]),
+            f"--output={self._trajectory_path(context)}",
         ]
 
-    def environment(self, context: HarnessContext) -> Mapping[str, str]:
-        return {
-            "MSWEA_CONFIGURED": "true",
-            "MSWEA_SILENT_STARTUP": "1",
-            "MSWEA_COST_TRACKING": "ignore_errors",
-            "MSWEA_GLOBAL_CONFIG_DIR": self.folder(context.layout),
-            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self.settings.model_retry_attempts),
-            # A plain traceback ends with the error in one line, and takes milliseconds where a framed one takes longer.
-            "TYPER_STANDARD_TRACEBACK": "1",
-            # Else every start asks the network for a price list, for up to 15 s where there is none.
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        }
-
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
-        return {self._path(context, "polarq.yaml"): self.config(context).encode()}
+        return {self._config_path(context): self.config(context).encode()}
 
     async def results(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> Mapping[str, Any]:
         """The program's own verdict: exit status, model calls, cost. Its whole trajectory is kept with the logs."""
-        trajectory = await fetched_json(runtime, self._path(context, TRAJECTORY), TRAJECTORY, MAX_TRAJECTORY_BYTES)
-        info = trajectory["info"]
-        stats = info.get("model_stats", {})
-        return {
-            "exit_status": info.get("exit_status"),
-            "model_calls": stats.get("api_calls"),
-            "cost": stats.get("instance_cost"),
-            "mini_version": info.get("mini_version"),
-            "trajectory": f"agent/{TRAJECTORY}",
-        }
+        kept = runtime.host_log_dir / "agent" / TRAJECTORY
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        await runtime.get_file(self._trajectory_path(context), kept, MAX_TRAJECTORY_BYTES)
+        return await asyncio.to_thread(_verdict, kept)
 
     def config(self, context: HarnessContext) -> str:
         """The last configuration file: the task and the settings, as YAML."""
@@ -122,21 +111,36 @@ class MiniSweAgentHarness(Preset):
         head = yaml.safe_dump({key: section for key, section in sections.items() if section}, allow_unicode=False)
         return f"{head}run:\n  task: {yaml_string(context.task.instruction)}\n"
 
-    @property
-    def _model(self) -> str:
-        """With the provider in front by which the program chooses its client."""
-        name = self.model.removeprefix("openai/").removeprefix(_ANTHROPIC)
-        return f"{_ANTHROPIC if self.dialect == 'anthropic_messages' else 'openai/'}{name}"
+    def environment(self, context: HarnessContext) -> Mapping[str, str]:
+        return {
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_SILENT_STARTUP": "1",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_GLOBAL_CONFIG_DIR": self.folder(context.layout),
+            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self.settings.model_retry_attempts),
+            # A plain traceback ends with the error in one line, and takes milliseconds where a framed one takes longer.
+            "TYPER_STANDARD_TRACEBACK": "1",
+            # Else every start asks the network for a price list, for up to 15 s where there is none.
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        }
 
-    @property
-    def dialect(self) -> str:
-        """A model's name of `anthropic/...` is a wish for it, too."""
-        if self.settings.dialect is None and self.model.startswith(_ANTHROPIC):
-            return "anthropic_messages"
-        return super().dialect
+    def _config_path(self, context: HarnessContext) -> str:
+        return f"{self.folder(context.layout)}/polarq.yaml"
 
-    def _path(self, context: HarnessContext, name: str) -> str:
-        return f"{self.folder(context.layout)}/{name}"
+    def _trajectory_path(self, context: HarnessContext) -> str:
+        return f"{context.layout.agent_log_dir}/{TRAJECTORY}"
+
+
+def _verdict(trajectory: Path) -> dict[str, Any]:
+    info = json.loads(trajectory.read_bytes())["info"]
+    stats = info.get("model_stats", {})
+    return {
+        "exit_status": info.get("exit_status"),
+        "model_calls": stats.get("api_calls"),
+        "cost": stats.get("instance_cost"),
+        "mini_version": info.get("mini_version"),
+        "trajectory": f"agent/{TRAJECTORY}",
+    }
 
 
 def yaml_string(text: str) -> str:
