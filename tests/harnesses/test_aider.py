@@ -93,17 +93,21 @@ def test_an_instruction_is_never_one_of_its_commands(instruction: str, shown: st
     assert text.decode() == (shown or " ")
 
 
-async def test_its_cache_is_in_no_diff_and_the_repositorys_own_rules_stay(
-    runtime: LocalRuntime, make_context: MakeContext, tmp_path: Path
+@pytest.mark.parametrize("repository", [True, False])
+async def test_its_cache_is_gone_when_it_has_ended_and_nothing_else(
+    repository: bool, runtime: LocalRuntime, make_context: MakeContext, tmp_path: Path
 ) -> None:
-    begin = "git init -q && printf '*.log' > .git/info/exclude && touch kept.py && mkdir .aider.tags.cache.v4"
-    assert (await runtime.exec(begin, timeout_s=60)).ok
-    for _ in range(2):
-        told = await set_up(harness(), runtime, make_context, tmp_path)
-    assert "git" not in told
-    await runtime.exec("touch .aider.tags.cache.v4/x y.log", timeout_s=60)
-    seen = await runtime.exec("git status --porcelain; cat .git/info/exclude", timeout_s=60)
-    assert seen.stdout_text == "?? kept.py\n*.log\n.aider*\n"
+    await runtime.exec(["git", "init", "-q"] if repository else ["true"], timeout_s=60)
+    await runtime.exec(["mkdir", "-p", "src"], timeout_s=60)
+    preset = harness(settings={"workdir": f"{runtime.workdir}/src"})
+    told = await set_up(preset, runtime, make_context, tmp_path)
+    assert told.get("git") is (None if repository else False)
+    made = "touch work.py && mkdir .aider.tags.cache.v4 && touch .aider.tags.cache.v4/cache.db"
+    where = str(runtime.workdir) if repository else f"{runtime.workdir}/src"
+    assert (await runtime.exec(made, cwd=where, timeout_s=60)).ok
+    await preset.postprocess(runtime, make_context(), [])
+    left = await runtime.exec(["ls", "-A", "--ignore=.git", "--ignore=src"], cwd=where, timeout_s=60)
+    assert left.stdout_text == "work.py\n"
 
 
 async def test_where_there_is_no_repository_it_makes_none(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from polarq.contracts.rollout import StepReport
 from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.specs import AgentSpec
 from polarq.errors import HarnessFault, InvalidTask
@@ -25,17 +26,15 @@ from polarq_worker.harnesses.environment import model_env
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
-from polarq_worker.runtimes.base import Runtime
+from polarq_worker.runtimes.base import ExecResult, Runtime
 
-_LOOK_S = 60.0
+_SHELL_S = 60.0
 _PROVIDERS = {"openai_chat": "openai", "anthropic_messages": "anthropic"}
-_OWN_FILES = """\
-git rev-parse --is-inside-work-tree >/dev/null 2>&1 || exit 3
-exclude=$(git rev-parse --git-path info/exclude) && mkdir -p "$(dirname "$exclude")" || exit
-grep -qxF '.aider*' "$exclude" 2>/dev/null || printf '\\n.aider*\\n' >>"$exclude"
+_CLEAN = """\
+rm -rf .aider.tags.cache.v*
+top=$(git rev-parse --show-toplevel 2>/dev/null) || exit 0
+rm -rf "$top"/.aider.tags.cache.v*
 """
-"""Keeps its cache of tags, which lies in the work tree, out of every diff. 3: there is no work tree of git."""
-_NO_REPOSITORY = 3
 
 
 class AiderSettings(PresetSettings):
@@ -88,13 +87,9 @@ class AiderHarness(Preset):
             raise InvalidTask("agent.settings", [f"config: '{key}' is not for a task to say" for key in taken])
 
     async def setup(self, runtime: Runtime, context: HarnessContext) -> None:
-        looked = await runtime.exec(
-            _OWN_FILES, cwd=self.settings.workdir, env=context.env, timeout_s=_LOOK_S, category=ExecCategory.SETUP
-        )
-        if not looked.ok and looked.exit_code != _NO_REPOSITORY:
-            raise HarnessFault(f"Aider's own files cannot be kept out of the repository: {looked.why}")
         # It would make a repository where there is none.
-        self._in_repository = looked.ok
+        look = await self._shell(runtime, context, "git rev-parse --is-inside-work-tree >/dev/null 2>&1 || echo none")
+        self._in_repository = not look.stdout_text
         await super().setup(runtime, context)
 
     def command(self, context: HarnessContext) -> Sequence[str]:
@@ -159,6 +154,18 @@ class AiderHarness(Preset):
             "notifications": False,
         }
         return {**wanted.config, **given(own)}
+
+    async def results(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> Mapping[str, Any]:
+        """Its cache, which lies in the work tree, is no work of the agent's."""
+        await self._shell(runtime, context, _CLEAN)
+        return {}
+
+    async def _shell(self, runtime: Runtime, context: HarnessContext, script: str) -> ExecResult:
+        cwd = self.settings.workdir
+        done = await runtime.exec(script, cwd=cwd, env=context.env, timeout_s=_SHELL_S, category=ExecCategory.SETUP)
+        if not done.ok:
+            raise HarnessFault(f"the folder that Aider works in cannot be looked at or cleaned: {done.why}")
+        return done
 
     @property
     def _model(self) -> str:

@@ -35,7 +35,7 @@ def given(data: Mapping[str, Any]) -> dict[str, Any]:
 def git_settings(env: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
     """Variables that set these for git, on top of what such variables of `env` set."""
     first = int(env.get("GIT_CONFIG_COUNT") or 0)
-    named = {}
+    named: dict[str, str] = {}
     for number, (key, value) in enumerate(settings.items(), first):
         named |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     return {**named, "GIT_CONFIG_COUNT": str(first + len(settings))}

@@ -1,11 +1,11 @@
 """Harness `openhands_sdk`: the default agent of the OpenHands SDK, over chat completions, messages or Responses.
 
-The SDK is a library: `openhands_driver.py` is carried into the sandbox and runs one conversation with it, in the
-SDK's own Python. Its tools are a terminal, a file editor and a list of tasks; the browser is left out. Nothing is asked
-of other hosts. Its skills registry is not used; those of the repository are (`project_skills`).
+The SDK is a library: `programs/openhands_sdk_run.py` is carried into the sandbox and runs one conversation with it, in
+its own Python. Its tools are a terminal, a file editor and a list of tasks; the browser is left out. It asks nothing of
+other hosts: its registry of skills is not used, those of the repository are (`project_skills`).
 
-Where the model is said not to be known to it, it leaves sampling out of its calls; `model.sampling` of the task is what
-holds. The driver says by its exit code whether the model failed; an empty answer makes the agent ask again.
+What it is told of sampling it leaves out where it takes the model for one that reasons, as it does with an unknown one:
+`model.sampling` of the task is what holds. An exit code other than 0 says that the model or the SDK failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from polarq_worker.harnesses.programs.versions import Versions
 from polarq_worker.harnesses.results import fetched_json
 from polarq_worker.runtimes.base import Runtime
 
-_DRIVER = "openhands_driver.py"
+_DRIVER = "openhands_sdk_run.py"
 _OWN = ("model", "api_key", "base_url", "api_mode", "stream", "usage_id")
 _MAX_RESULT_BYTES = 64 * 1024
 
@@ -94,7 +94,7 @@ class OpenHandsSdkHarness(Preset):
         }
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
-        driver = files("polarq_worker.harnesses").joinpath(_DRIVER).read_bytes()
+        driver = files("polarq_worker.harnesses.programs").joinpath(_DRIVER).read_bytes()
         return {
             self._path(context, _DRIVER): driver,
             self._path(context, "settings.json"): as_json(self.config(context)),

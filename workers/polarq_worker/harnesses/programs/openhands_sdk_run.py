@@ -1,6 +1,6 @@
 """One task with the OpenHands SDK: a program of its own, carried into the sandbox and run by that SDK's Python.
 
-    python openhands_driver.py settings.json
+    python openhands_sdk_run.py settings.json
 
 The file says what `harnesses.openhands_sdk` writes into it; the key is OPENAI_API_KEY. Exit code 0: the agent ended by
 itself (finished, stuck, or at its limit of steps); 1: the model or the SDK failed; 2: the settings are not the SDK's.
