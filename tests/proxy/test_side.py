@@ -34,6 +34,9 @@ SIDE = {
     "opencode-compaction/turn2": "compaction",
 }
 """Captured requests that are no steps of their task; every other captured request is one."""
+CONDENSE = "You are maintaining a context-aware state summary for an interactive agent.\nYou will be given a list"
+"""OpenHands' condenser."""
+BASH = {"type": "function", "function": {"name": "bash"}}
 CAPTURED = sorted(f"{path.parent.name}/{path.stem}" for path in FIXTURES.glob("*/turn*.json"))
 
 
@@ -74,6 +77,10 @@ def test_every_kind_that_a_fixture_shows_is_looked_for() -> None:
             ModelCall(HELLO, None, {"response_format": {"type": "json_object"}}, "gemini-3.5-flash-lite"),
             "router",
         ),
+        ("", "x", ModelCall([{"role": "system", "content": CONDENSE}, *HELLO], None, {}, "m"), "compaction"),
+        ("", "x", ModelCall([{"role": "user", "content": CONDENSE}], None, {}, "m"), "compaction"),
+        ("", "x", ModelCall([*HELLO, {"role": "user", "content": CONDENSE}], None, {}, "m"), None),
+        ("", "x", ModelCall([{"role": "system", "content": CONDENSE}, *HELLO], [BASH], {}, "m"), None),
         ("autogen", "x", ModelCall([*HELLO, {"role": "tool", "content": "4"}], None, {}, "m"), "reflection"),
         ("ag2", "x", ModelCall([*HELLO, {"role": "tool", "content": "4"}], None, {}, "m"), None),
     ],

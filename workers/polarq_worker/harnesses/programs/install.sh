@@ -1,10 +1,11 @@
 # Brings a harness's program into a sandbox: run by bash while the sandbox is prepared, and kept with it.
 #
-# POLARQ_HARNESS  POLARQ_KIND (npm, python)  POLARQ_PACKAGE  POLARQ_BIN
+# POLARQ_HARNESS  POLARQ_KIND (npm, python, python-source)  POLARQ_PACKAGE  POLARQ_BIN
 # POLARQ_VERSION                      what is installed
 # POLARQ_AT_LEAST, POLARQ_BELOW       what will do where the image has it; without the second, only the first
 # POLARQ_NODE, POLARQ_PYTHON          oldest Node or Python
 # POLARQ_LINK                         what the npm package calls the command, where that is not POLARQ_BIN
+# POLARQ_PYTHON_BELOW                 first Python that is too new, where one is
 # POLARQ_FINISH                       a script of the npm package that is run when it is there
 # POLARQ_WITH                         more requirements, a line each
 # POLARQ_NEEDS                        commands that it calls, named as the system's packages of them
@@ -27,7 +28,7 @@ number_in() { grep -oE '[0-9]+(\.[0-9]+)+([-+.][0-9A-Za-z.-]+)?' | head -n 1; }
 
 version_of() {
   case $POLARQ_KIND in
-    python) "$1" -c 'import importlib.metadata as m, sys; print(m.version(sys.argv[1]))' "$POLARQ_PACKAGE" 2>/dev/null ;;
+    python*) "$1" -c 'import importlib.metadata as m, sys; print(m.version(sys.argv[1]))' "$POLARQ_PACKAGE" 2>/dev/null ;;
     *) "$1" --version 2>/dev/null </dev/null | number_in ;;
   esac
 }
@@ -48,7 +49,7 @@ use_the_images() {
   local found version python
   found=$(type -P "$POLARQ_BIN") || return 1
   case $POLARQ_KIND in
-    python)
+    python*)
       python=$found
       [ "$POLARQ_BIN" = python ] || python=$(python_of "$found")
       [ -n "$python" ] || return 1
@@ -57,7 +58,12 @@ use_the_images() {
     *) version=$(version_of "$found") ;;
   esac
   will_do "$version" || return 1
-  ln -sfn "$found" "$home/bin/$POLARQ_BIN"
+  if [ "$POLARQ_BIN" = python ]; then
+    # By a link elsewhere it would not find its environment.
+    printf '#!/bin/sh\nexec "%s" "$@"\n' "$found" >"$home/bin/python" && chmod 755 "$home/bin/python" || exit
+  else
+    ln -sfn "$found" "$home/bin/$POLARQ_BIN" || exit
+  fi
   done_with image "$version" "$found"
 }
 
@@ -158,22 +164,24 @@ launcher() {
 
 python_at_least() { "$1" -c 'import sys; sys.exit(sys.version_info < tuple(map(int, sys.argv[1].split("."))))' "$2" 2>/dev/null; }
 
+# find_python OLDEST [FIRST-TOO-NEW]
 find_python() {
   local name
   for name in python3 python3.13 python3.12 python3.11 python3.14 python; do
-    name=$(type -P "$name") && python_at_least "$name" "$1" && printf '%s' "$name" && return
+    name=$(type -P "$name") && python_at_least "$name" "$1" && { [ -z "${2:-}" ] || ! python_at_least "$name" "$2"; } &&
+      printf '%s' "$name" && return
   done
   return 1
 }
 
-# make_venv FOLDER OLDEST-PYTHON: with pip, or with uv alone.
+# make_venv FOLDER OLDEST-PYTHON [FIRST-TOO-NEW]: with pip, or with uv alone.
 make_venv() {
   local python uv
   if uv=$(type -P uv); then
-    python=$(find_python "$2") || python=$2
+    python=$(find_python "$2" "${3:-}") || python=$2
     "$uv" venv --quiet --seed --python "$python" "$1" >"$work/pip.log" 2>&1 && return
   fi
-  if python=$(find_python "$2"); then
+  if python=$(find_python "$2" "${3:-}"); then
     "$python" -m venv "$1" >"$work/pip.log" 2>&1 && return
     # Debian's Python has no ensurepip by itself.
     system_packages python3-venv && "$python" -m venv "$1" >"$work/pip.log" 2>&1
@@ -189,7 +197,8 @@ make_venv() {
 install_python() {
   local with=()
   mapfile -t with < <(printf '%s' "$POLARQ_WITH")
-  make_venv "$home/venv" "$POLARQ_PYTHON" || die "Python $POLARQ_PYTHON or newer is needed, and there is none: $(words "$work/pip.log" 2>/dev/null); put it in the image"
+  make_venv "$home/venv" "$POLARQ_PYTHON" "$POLARQ_PYTHON_BELOW" ||
+    die "Python $POLARQ_PYTHON or newer${POLARQ_PYTHON_BELOW:+ (below $POLARQ_PYTHON_BELOW)} is needed, and there is none: $(words "$work/pip.log" 2>/dev/null); put it in the image"
   "$home/venv/bin/python" -m pip install --quiet --no-cache-dir --disable-pip-version-check "$POLARQ_PACKAGE==$POLARQ_VERSION" ${with[@]+"${with[@]}"} \
     >"$work/pip.log" 2>&1 </dev/null || die "$what cannot be installed: $(words "$work/pip.log"); $advice"
   [ -e "$home/venv/bin/$POLARQ_BIN" ] || die "$what has no program '$POLARQ_BIN'"
@@ -209,6 +218,7 @@ use_the_images
 case $POLARQ_KIND in
   npm) install_npm && version=$(version_of "$home/bin/$POLARQ_BIN") ;;
   python) install_python && version=$(version_of "$home/venv/bin/python") ;;
+  python-source) die "no registry ships $POLARQ_PACKAGE: it has to be in the image, in a version of at least $POLARQ_AT_LEAST${POLARQ_BELOW:+ and below $POLARQ_BELOW}" ;;
   *) die "'$POLARQ_KIND' is no way to install" ;;
 esac
 [ "$version" = "$POLARQ_VERSION" ] || die "$what was installed, and says that it is '$version'"

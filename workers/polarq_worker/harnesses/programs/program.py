@@ -87,12 +87,25 @@ class PythonProgram(Program):
 
     python: str = "3.11"
     """Oldest Python that runs it."""
+    python_below: str = ""
+    """First Python that is too new for it; empty: none is."""
     with_: tuple[str, ...] = ()
     """More requirements, as pip takes them."""
     kind: ClassVar[str] = "python"
 
     def _wants(self) -> dict[str, str]:
-        return {"POLARQ_PYTHON": self.python, "POLARQ_WITH": "\n".join(self.with_)}
+        return {
+            "POLARQ_PYTHON": self.python,
+            "POLARQ_PYTHON_BELOW": self.python_below,
+            "POLARQ_WITH": "\n".join(self.with_),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PythonSource(Program):
+    """One in Python that no registry ships: the image has it, installed from its source."""
+
+    kind: ClassVar[str] = "python-source"
 
 
 def home_of(harness: str, layout: SandboxLayout) -> str:
