@@ -55,7 +55,7 @@ redis.call('HSET', KEYS[1], 'state', 'closed')
 local left = redis.call('PTTL', KEYS[1])
 local keep = tonumber(ARGV[1])
 if left < 0 or left > keep then redis.call('PEXPIRE', KEYS[1], keep) end
-return redis.call('HMGET', KEYS[1], 'next_seq', 'faults', 'last_fault', 'replays')
+return redis.call('HMGET', KEYS[1], 'next_seq', 'faults', 'last_fault', 'replays', 'problem', 'problem_seq')
 """)
 
 _REPLAY = Script("""
@@ -65,6 +65,10 @@ return redis.call('HINCRBY', KEYS[1], 'replays', 1)
 
 _FAULT = Script("""
 if redis.call('HGET', KEYS[1], 'state') ~= 'open' then return 0 end
+if tonumber(ARGV[2]) >= tonumber(redis.call('HGET', KEYS[1], 'problem_seq') or -1) then
+  redis.call('HSET', KEYS[1], 'problem', ARGV[1], 'problem_seq', ARGV[2])
+end
+if ARGV[3] == '' then return 0 end
 redis.call('HSET', KEYS[1], 'last_fault', ARGV[1])
 return redis.call('HINCRBY', KEYS[1], 'faults', 1)
 """)
@@ -109,6 +113,10 @@ class GrantUse:
     """Calls that repeated an earlier one and were answered without sampling."""
     known: bool = True
     """False: there is no such grant (any more)."""
+    last_problem: str = ""
+    """What the newest call that had no answer was told instead, the engine's failures included: kind and text."""
+    last_problem_seq: int = -1
+    """The number that its record would have had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +189,21 @@ async def close_grant(redis: Redis, keys: Keys, secret: str) -> GrantUse:
     use = await _CLOSE.run(redis, [keys.grant(digest_of(secret))], [CLOSED_KEEP_S * 1000])
     if not use:
         return GrantUse(known=False)
-    calls, faults, last_fault, replays = use
-    text = (last_fault or b"").decode("utf-8", "replace")
-    return GrantUse(int(calls or 0), int(faults or 0), text, int(replays or 0))
+    calls, faults, last_fault, replays, problem, problem_seq = use
+    return GrantUse(
+        int(calls or 0),
+        int(faults or 0),
+        (last_fault or b"").decode("utf-8", "replace"),
+        int(replays or 0),
+        last_problem=(problem or b"").decode("utf-8", "replace"),
+        last_problem_seq=-1 if problem_seq is None else int(problem_seq),
+    )
 
 
-async def note_fault(redis: Redis, keys: Keys, secret: str, line: str) -> None:
-    """Counts a call the engine failed to answer, so that the rollout's outcome can name the model as its boundary."""
-    await _FAULT.run(redis, [keys.grant(digest_of(secret))], [line[:500]])
+async def note_problem(redis: Redis, keys: Keys, secret: str, line: str, seq: int, *, of_engine: bool) -> None:
+    """Remembers what a call was told in place of an answer. One that the engine failed to answer (`of_engine`) is
+    counted, so that the rollout's outcome can name the model as its boundary."""
+    await _FAULT.run(redis, [keys.grant(digest_of(secret))], [line[:500], seq, "1" if of_engine else ""])
 
 
 async def note_replay(redis: Redis, keys: Keys, secret: str) -> None:

@@ -46,7 +46,8 @@ class LocalStack:
     `redis_url` a Redis that is there already is used, and none is started. With `bound` the programs end with whoever
     started them, however that ends. `before` is what a node's worker is started with in front of its command (`env
     TZ=...`, `ip netns exec ...`), which has to become the worker itself. `isolation` is that of the nodes' local
-    sandboxes, where `nodes` does not say it: none, so that what is looked at can lie on the machine.
+    sandboxes, where `nodes` does not say it: none, so that what is looked at can lie on the machine. `max_model_len` is the context
+    of the scripted model.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class LocalStack:
         bound: bool = False,
         before: Mapping[str, Sequence[str]] | None = None,
         isolation: str = "none",
+        max_model_len: int | None = None,
     ) -> None:
         self.home = home.resolve()
         self.scenario = scenario
@@ -76,6 +78,7 @@ class LocalStack:
         self._bound = bound
         self._before = dict(before or {})
         self._isolation = isolation
+        self._max_model_len = max_model_len
         self.inference: Program | None = None
         self.inference_url = ""
         self.workers: dict[str, Program] = {}
@@ -105,6 +108,8 @@ class LocalStack:
         port_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "polarq.testing.inference", "--scenario", self.scenario]
         command += ["--served-model-name", "scripted", "--port", str(port), "--port-file", str(port_file)]
+        if self._max_model_len is not None:
+            command += ["--max-model-len", str(self._max_model_len)]
         self.inference = self._program("inference", command, "inference.log").start()
         self.inference_url = f"http://127.0.0.1:{port}"
         if wait:

@@ -353,7 +353,11 @@ class Proxy:
         session.time_left_s()
         self.recorder.share_messages(session, call)
         label, kind, frozen = self._routed_beside(session, call, headers)
-        first_seq = session.reserve(call.choices)
+        try:
+            first_seq = session.reserve(call.choices)
+        except CallFault as fault:
+            self.recorder.note_problem(session, fault, session.next_seq)
+            raise
         sampled_before = session.sampled_tokens + session.promised_tokens
         capture = Capture(
             label=label,

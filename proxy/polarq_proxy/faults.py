@@ -87,6 +87,9 @@ MODEL_KINDS = frozenset(
 )
 """Faults of the inference side, which the rollout's outcome may have to name."""
 
+NOTED_KINDS = MODEL_KINDS | {FaultKind.CONTEXT_OVERFLOW, FaultKind.REFUSED, FaultKind.TOO_MANY_CALLS}
+"""What a rollout's outcome may have to name: a harness may end well after one of them."""
+
 
 class CallFault(PolarqError):
     """A call that cannot be answered. The message is one line for whoever reads the harness's log."""

@@ -26,14 +26,14 @@ from polarq.contracts.completion import CompletionLabel, Usage, VersionSpan
 from polarq.errors import GrantRefused, LedgerUnavailable
 from polarq.ledger.keys import Keys
 from polarq.store.completions import CompletionLog, Draft
-from polarq.store.grants import note_fault, note_replay, read_grant
+from polarq.store.grants import note_problem, note_replay, read_grant
 from polarq.store.prefixes import NO_PROMPT, Prompt
 from polarq.store.token_text import NotIds, text_of
 from polarq_proxy.call import Answer, Choice, ModelCall
 from polarq_proxy.counters import Counters
 from polarq_proxy.endpoints import Endpoint
 from polarq_proxy.exact.context import Plan
-from polarq_proxy.faults import CallFault, FaultKind
+from polarq_proxy.faults import MODEL_KINDS, CallFault, FaultKind
 from polarq_proxy.grants import Session
 from polarq_proxy.tokens import LogprobEntries, PromptIds, prompt_text
 from polarq_proxy.versions import UNREAD
@@ -137,9 +137,9 @@ class Recorder:
         except LedgerUnavailable as exc:
             raise CallFault(FaultKind.STORE_DOWN, f"the session cannot be looked up now: {exc}") from exc
 
-    def note_fault(self, session: Session, fault: CallFault) -> None:
-        """Tells the rollout's worker that the model failed it."""
-        self._spawn(self._note(session, f"{fault.kind}: {fault.message}"))
+    def note_problem(self, session: Session, fault: CallFault, seq: int) -> None:
+        """Tells the rollout's worker what a call was told in place of an answer."""
+        self._spawn(self._note(session, fault, seq))
 
     def note_replay(self, session: Session) -> None:
         """Tells the rollout's worker that a call was answered without sampling."""
@@ -205,11 +205,12 @@ class Recorder:
         except CallFault as fault:
             log.warning("rollout %s: a partial sample is lost: %s", capture.session.spec.rollout_id, fault.message)
 
-    async def _note(self, session: Session, line: str) -> None:
+    async def _note(self, session: Session, fault: CallFault, seq: int) -> None:
+        line, of_engine = f"{fault.kind}: {fault.message}", fault.kind in MODEL_KINDS
         try:
-            await note_fault(self._redis, self._keys, session.secret, line)
+            await note_problem(self._redis, self._keys, session.secret, line, seq, of_engine=of_engine)
         except LedgerUnavailable as exc:
-            log.warning("rollout %s: a fault of the model is not noted: %s", session.spec.rollout_id, exc)
+            log.warning("rollout %s: a call without an answer is not noted: %s", session.spec.rollout_id, exc)
 
     async def _note_replay(self, session: Session) -> None:
         try:

@@ -15,7 +15,7 @@ from polarq_proxy.dialects.base import StreamWriter
 from polarq_proxy.downstream import Downstream, HungUp
 from polarq_proxy.endpoints import Endpoint, Fleet
 from polarq_proxy.engines.base import EngineRequest
-from polarq_proxy.faults import MODEL_KINDS, CallFault, FaultKind
+from polarq_proxy.faults import NOTED_KINDS, CallFault, FaultKind
 from polarq_proxy.flight import Flight, Listener
 from polarq_proxy.gather import pieces_of
 from polarq_proxy.grants import MAX_FAILURES, Session
@@ -372,9 +372,9 @@ class Relay:
     def _judged(self, capture: Capture, fault: CallFault) -> CallFault:
         """Notes a fault of the model; a request that breaks the engine again and again is told not to come back."""
         session = capture.session
-        if fault.kind not in MODEL_KINDS:
+        if fault.kind not in NOTED_KINDS:
             return fault
-        self._recorder.note_fault(session, fault)
+        self._recorder.note_problem(session, fault, capture.first_seq)
         if fault.kind is FaultKind.ENGINE_FAULT and session.failed(capture.request_digest) >= MAX_FAILURES:
             text = f"this request made the inference server fail {MAX_FAILURES} times: {fault.message}"
             return CallFault(FaultKind.ENGINE_FAULT, text, status=400)

@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 
 from polarq.errors import GrantRefused, LedgerUnavailable
 from polarq.ledger.keys import Keys
-from polarq.store.grants import GrantUse, close_grant, digest_of, note_fault, open_grant, read_grant
+from polarq.store.grants import GrantUse, close_grant, digest_of, note_problem, open_grant, read_grant
 
 from .samples import SPEC
 
@@ -70,9 +70,15 @@ async def test_a_closed_grant_does_not_stay_for_ever(redis_client: Redis, keys: 
 
 async def test_closing_tells_what_the_model_failed_at(redis_client: Redis, keys: Keys) -> None:
     secret = await open_grant(redis_client, keys, SPEC, ttl_s=60)
-    await note_fault(redis_client, keys, secret, "engine_fault: out of memory")
-    await note_fault(redis_client, keys, secret, "engine_down: refused")
-    assert await close_grant(redis_client, keys, secret) == GrantUse(faults=2, last_fault="engine_down: refused")
+    await note_problem(redis_client, keys, secret, "engine_fault: out of memory", 3, of_engine=True)
+    await note_problem(redis_client, keys, secret, "context_overflow: 12 of 8 tokens", 5, of_engine=False)
+    await note_problem(redis_client, keys, secret, "engine_down: refused", 4, of_engine=True)
+    assert await close_grant(redis_client, keys, secret) == GrantUse(
+        faults=2,
+        last_fault="engine_down: refused",
+        last_problem="context_overflow: 12 of 8 tokens",
+        last_problem_seq=5,
+    )
 
 
 async def test_a_redis_that_is_not_there_is_named(keys: Keys) -> None:

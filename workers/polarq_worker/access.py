@@ -29,6 +29,8 @@ class ModelAccess:
         """Known while the grant is open."""
         self.use = GrantUse()
         """What came of it, once it was closed by `record`."""
+        self.calls: Sequence[Completion] = ()
+        """The closed record, once it was read."""
         self._claim = claim
         self._services = services
         self._lease = lease
@@ -70,6 +72,7 @@ class ModelAccess:
             raise RecordLost(f"what attempt {claim.attempt} captured has gaps: {exc}") from exc
         if not calls and not self.use.known:
             raise RecordLost(f"what attempt {claim.attempt} captured is not in Redis any more")
+        self.calls = calls
         return calls
 
     def _grant(self, budget_s: float) -> GrantSpec:

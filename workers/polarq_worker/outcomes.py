@@ -9,6 +9,7 @@ from polarq.contracts.rollout import Boundary, ExecKind, HarnessReport, Outcome,
 from polarq.contracts.trajectory import Trajectory
 from polarq.errors import DiskFull, OutOfMemory, SandboxLost
 from polarq.store.grants import GrantUse
+from polarq_worker.harnesses.verdicts import Verdict
 
 OF_OTHERS = (Exception, SystemExit, KeyboardInterrupt)
 """What code that is not ours may raise: a plug-in that exits must not end the worker. A cancellation is none of it."""
@@ -43,13 +44,22 @@ def what(exc: BaseException) -> str:
     return one_line(f"{type(exc).__name__}: {exc}")
 
 
-def harness_outcome(report: HarnessReport, use: GrantUse, trajectory: Trajectory) -> Outcome:
-    """How the agent stage ended, before scoring.
+def harness_outcome(
+    report: HarnessReport, use: GrantUse, trajectory: Trajectory, verdict: Verdict | None = None
+) -> Outcome:
+    """How the agent stage ended, before scoring. `verdict` is the harness's own, with what the proxy saw.
 
     A harness's exit code is not a verdict: a rollout whose harness ended badly is still scored when the model was
     sampled, because the work tree is what counts. It is not scored when the failure is not the policy's own doing: the
     harness never reached the model, or the model's answers failed.
     """
+    if verdict is not None:
+        return Outcome(
+            state=RolloutState.FAILED,
+            boundary=verdict.boundary,
+            reason=verdict.reason,
+            message=one_line(verdict.message),
+        )
     if report.ok:
         return Outcome(state=RolloutState.COMPLETED)
     last = report.steps[-1] if report.steps else None

@@ -36,6 +36,7 @@ from polarq_worker.evaluators.base import EvaluationContext, Evaluator
 from polarq_worker.evaluators.create import create_evaluator
 from polarq_worker.harnesses.base import Harness, HarnessContext, harness_env, run_harness
 from polarq_worker.harnesses.create import create_harness
+from polarq_worker.harnesses.verdicts import CallsSeen
 from polarq_worker.lease import Lease
 from polarq_worker.outcomes import (
     OF_OTHERS,
@@ -91,6 +92,7 @@ class Walk:
             token=claim.token,
         )
         self.builder: Builder | None = None
+        self._harness: Harness | None = None
         self.harness: HarnessReport | None = None
         self.trajectory: Trajectory | None = None
         self.reward: Reward | None = None
@@ -140,6 +142,7 @@ class Walk:
         if budget is not None and self.claim.waited_s > budget:
             raise timed_out(Boundary.QUEUE, "queue", budget)
         harness, evaluator = self._plugins()
+        self._harness = harness
         async with self.services.slots.seat() as seat:
             self.waits_for_sandbox = True
             await seat.enter("prepare")
@@ -158,7 +161,7 @@ class Walk:
             self.sandboxes.run_ended(self.budgets.evaluate_s)
             await self._enter(RolloutState.BUILDING)
             trajectory = await self._build()
-            outcome = harness_outcome(self.harness, self.access.use, trajectory)
+            outcome = self._harness_outcome(harness, trajectory)
             outcome = await asyncio.to_thread(on_full_disk, outcome, runtime.root)
             if evaluator is not None and worth_scoring(outcome, trajectory):
                 await self._enter(RolloutState.EVALUATING)
@@ -238,6 +241,15 @@ class Walk:
         # Only the grant knows of calls that were answered without sampling: they leave no record.
         fidelity = built.fidelity.model_copy(update={"replays": self.access.use.replays})
         return built.model_copy(update={"fidelity": fidelity})
+
+    def _harness_outcome(self, harness: Harness, trajectory: Trajectory) -> Outcome:
+        """How the agent stage ended. A verdict on it goes into the report as well: evaluators read that."""
+        assert self.harness is not None
+        verdict = harness.judge(self.harness, CallsSeen.of(self.access.calls, self.access.use))
+        if verdict is not None:
+            metadata = {**self.harness.metadata, "verdict": verdict.reason}
+            self.harness = self.harness.model_copy(update={"ok": False, "metadata": metadata})
+        return harness_outcome(self.harness, self.access.use, trajectory, verdict)
 
     async def _evaluate(self, evaluator: Evaluator, runtime: Runtime, baseline: dict[str, Any]) -> None:
         budget = self.budgets.evaluate_s
@@ -343,7 +355,8 @@ class Walk:
                     name = "logs" if runtime is agents or agents is None else "logs/fresh"
                     await self.collector.take_logs(runtime.host_log_dir, name)
                 if agents is not None:
-                    await self.collector.take(agents, self.task.artifacts)
+                    own = [] if self._harness is None else self._harness.artifacts(agents.layout)
+                    await self.collector.take(agents, [*self.task.artifacts, *own])
         except TimeoutError:
             self.collector.say_rest(f"not collected within timeouts.teardown_s ({budget_s:g} s)")
         except OSError as exc:

@@ -14,12 +14,14 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from polarq.contracts.artifacts import ArtifactSpec
 from polarq.contracts.rollout import ExecKind, HarnessReport, StepReport
 from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.specs import AgentSpec, PrepareAction
 from polarq.contracts.task import Task
 from polarq.errors import PolarqError
 from polarq_worker.harnesses.environment import harness_env, prepare_env, sandbox_env
+from polarq_worker.harnesses.verdicts import CallsSeen, Verdict
 from polarq_worker.network.way_out import OPEN, WayOut
 from polarq_worker.runtimes.base import Runtime, SandboxLayout
 
@@ -78,6 +80,14 @@ class Harness(abc.ABC):
     @abc.abstractmethod
     def steps(self, context: HarnessContext) -> list[HarnessStep]:
         """The commands, in order; the first that does not exit with 0 is the last."""
+
+    def artifacts(self, layout: SandboxLayout) -> Sequence[ArtifactSpec]:
+        """What of the program's own files is collected at the rollout's end, beside what the task declares."""
+        return ()
+
+    def judge(self, report: HarnessReport, seen: CallsSeen) -> Verdict | None:
+        """Why its end is none of a task that was done, whatever its exit code; None: nothing beyond that."""
+        return None
 
     async def postprocess(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> dict[str, Any]:
         """What is worth keeping of the harness's own results: small JSON. Runs however the steps ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from polarq.ledger.keys import Keys
 from polarq.ledger.sandboxes import drop_sandbox, note_sandbox
 from polarq.topology.models import SecuritySection
 from polarq_worker.harnesses.environment import prepare_env
+from polarq_worker.harnesses.programs.registries import Registries
 from polarq_worker.kept_logs import keep_logs
 from polarq_worker.orphans import record_of
 from polarq_worker.runtimes.base import Host, Runtime
@@ -98,9 +100,18 @@ class Maker:
             return max(deadline - time.monotonic(), 0.0)
 
         with measured("recipe_s", there=bool(recipe.setup or recipe.actions)):
-            await prepare(
-                runtime, recipe.setup, env=env, timeout_s=left_s(), upload_roots=["*"], category=ExecCategory.SETUP
-            )
+            if recipe.setup:
+                registries = await asyncio.to_thread(Registries.of, os.environ, Path.home())
+                async with registries.lent(runtime) as lent:
+                    own = {**lent, **env}
+                    await prepare(
+                        runtime,
+                        recipe.setup,
+                        env=own,
+                        timeout_s=left_s(),
+                        upload_roots=["*"],
+                        category=ExecCategory.SETUP,
+                    )
             roots = self._security.upload_roots
             await prepare(runtime, recipe.actions, env=env, timeout_s=left_s(), upload_roots=roots)
         with measured("history_s", there=bool(recipe.finish)):

@@ -1,0 +1,159 @@
+"""Where the checks run: a whole polarq on this machine for one program, its sandboxes kept apart and offline."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Self
+
+import yaml
+
+from polarq.contracts.completion import Completion, CompletionLabel
+from polarq.contracts.rollout import RolloutResult
+from polarq.contracts.task import Task
+from polarq.ledger.connection import AsyncLedger
+from polarq.store.completions import read_completions
+from polarq.testing.conformance.scenario import ENOUGH_TOKENS, ProgramScenario
+from polarq.testing.stack import LocalStack
+
+INSTRUCTION = "Write the word hello, without a line break, into the file hello.txt in this folder. [script: {script}]"
+REPO = "/polar/session/repo"
+TEST_ID = "hello.t::the_file_holds_the_word"
+PREPARE_S = 900.0
+WAIT_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One rollout: its result, what was recorded of it, and what the model really sampled for it."""
+
+    result: RolloutResult
+    recorded: list[Completion]
+    sampled: list[dict[str, Any]]
+
+    @property
+    def whole(self) -> list[Completion]:
+        """Steps of the task that were answered."""
+        return [call for call in self.recorded if call.label is CompletionLabel.TRAIN and not call.incomplete]
+
+    @property
+    def side(self) -> list[Completion]:
+        return [call for call in self.recorded if call.label is CompletionLabel.SIDE]
+
+
+class Bench:
+    """One program in one dialect and one backend. `runtime` is the sandbox's spec; `cache` a folder in which what was
+    installed is kept from one run to the next."""
+
+    def __init__(
+        self,
+        scenario: ProgramScenario,
+        dialect: str,
+        runtime: Mapping[str, Any],
+        *,
+        cache: Path,
+        node: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.scenario = scenario.of_dialect(dialect)
+        self.dialect = dialect
+        self._runtime = dict(runtime)
+        self._home = Path(mkdtemp(prefix="polarq-conformance-"))
+        state = cache / f"{self._runtime.get('backend', 'local')}-{scenario.harness}"
+        state.mkdir(parents=True, exist_ok=True)
+        file = self._home / "scenario.yaml"
+        data = self.scenario.scenario().model_dump(mode="json", exclude_none=True)
+        file.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+        self.stack = LocalStack(
+            self._home,
+            scenario=str(file),
+            nodes={"node0": {"proxy": {"context": "exact"}, "max_run_workers": 2, **(node or {})}},
+            env={"POLARQ_STATE_DIR": str(state)},
+            isolation="bubblewrap",
+            max_model_len=ENOUGH_TOKENS,
+            bound=True,
+        )
+
+    def __enter__(self) -> Self:
+        self.stack.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.stop()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def task(self, name: str, script: str, agent_s: float | None = None, **more: Any) -> Task:
+        agent = {**self.scenario.agent, "harness": self.scenario.harness}
+        agent["settings"] = {**agent.get("settings", {}), "dialect": self.dialect}
+        prepare = {"type": "exec", "command": f"mkdir -p {REPO} && cd {REPO} && git init -q"}
+        runtime = {**self._runtime, **self.scenario.runtime}
+        test = f'[ "$(cat hello.txt)" = hello ] && echo "PASSED {TEST_ID}" || echo "FAILED {TEST_ID}"'
+        return Task.parse(
+            {
+                "task_id": name,
+                "instruction": INSTRUCTION.format(script=script),
+                "agent": agent,
+                "runtime": {
+                    "network_policy": "proxy-only",
+                    "workdir": REPO,
+                    **runtime,
+                    "prepare": [prepare, *runtime.get("prepare", [])],
+                },
+                "evaluator": {
+                    "strategy": "test_on_output",
+                    "config": {
+                        "repo_dir": REPO,
+                        "test_command": test,
+                        "expected_output_json": {TEST_ID: "PASSED"},
+                        "test_timeout": 60,
+                    },
+                },
+                "timeout_seconds": PREPARE_S + self.scenario.agent_s,
+                "timeouts": {"prepare_s": PREPARE_S, "agent_s": agent_s or self.scenario.agent_s},
+                **more,
+            }
+        )
+
+    def run(self, name: str, script: str, agent_s: float | None = None, **more: Any) -> Ran:
+        """Runs a rollout to its end."""
+        self.submit(self.task(name, script, agent_s, **more))
+        return self.ended(name)
+
+    def submit(self, task: Task) -> None:
+        self.stack.client.submit(task)
+
+    def ended(self, name: str) -> Ran:
+        """Waits for a rollout's end."""
+        (result,) = self.stack.client.wait(name, WAIT_S).results
+        (record,) = self.stack.client.record(name).rollouts
+        return Ran(
+            result, asyncio.run(self._recorded(result.rollout_id, record.attempt, record.token)), self._sampled(name)
+        )
+
+    def cancel_at(self, name: str, tokens: int) -> None:
+        """Cancels a rollout once its second call has been answered so many tokens of."""
+        deadline = time.monotonic() + WAIT_S
+        while not any(call["turn_index"] and len(call["sampled_ids"]) >= tokens for call in self._sampled(name)):
+            if time.monotonic() > deadline or self.stack.client.head(name).state.terminal:
+                return
+            time.sleep(0.1)  # of another program, which tells nobody
+        self.stack.client.cancel(name)
+
+    async def _recorded(self, rollout_id: str, attempt: int, token: int) -> list[Completion]:
+        calls = self.stack.client.ledger.calls
+        ledger = AsyncLedger(self.stack.client.url, calls)
+        try:
+            return await read_completions(ledger.redis, calls.keys, rollout_id, attempt, token)
+        finally:
+            await ledger.aclose()
+
+    def _sampled(self, name: str) -> list[dict[str, Any]]:
+        with urllib.request.urlopen(f"{self.stack.inference_url}/scripted/ledger?session_id={name}.0", timeout=60) as answer:  # noqa: S310
+            calls: list[dict[str, Any]] = json.load(answer)["calls"]
+            return calls

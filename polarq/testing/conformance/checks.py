@@ -1,0 +1,226 @@
+"""The checks of the conformance suite. Each is a rollout, or a look at one, and what must be true of it.
+
+| check | the model | must be true |
+| --- | --- | --- |
+| works, unstreamed | answers; the engine streams, or not | completed, reward 1, two steps |
+| continues | (the same rollout) | the second prompt begins with the first and what was sampled for it |
+| side | (the same rollout) | what is no step of the task is labelled, with its kind |
+| quiet | (the same rollout) | the program asked for no host beside the model |
+| model_error | fails at every call | the model's fault, no reward, nothing recorded |
+| overflow | refuses the second call: too long | said so, whatever the exit code; the work tree is scored |
+| busy | answers the second call with 429, once | completed after a retry |
+| cut | breaks off at the second answer, once | completed after a retry; what was cut is marked |
+| cancelled | falls silent at the second call | cancelled, with what was sampled |
+| timed_out | falls silent at the second call | timed out, scored, with the program's own files |
+
+In all of them: what was recorded is what was sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+from polarq.contracts.rollout import Boundary, RolloutState
+from polarq.errors import PolarqError
+from polarq.testing.conformance.bench import Bench, Ran
+from polarq.testing.conformance.scenario import CheckName, Expected
+
+CHECKS: tuple[CheckName, ...] = get_args(CheckName)
+
+
+class Broken(PolarqError):
+    """A check does not hold; the message says what was found."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How one check came out."""
+
+    check: CheckName
+    ok: bool
+    detail: str = ""
+    """What broke, or how it differs from most programs; blank: nothing to say."""
+    version: str = ""
+
+
+class Suite:
+    """All checks of one bench, which has been started."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._plain: Ran | None = None
+        self._looks: Mapping[CheckName, Callable[[Expected], None]] = {
+            "works": self._works,
+            "unstreamed": self._unstreamed,
+            "continues": self._continues,
+            "side": self._side,
+            "quiet": self._quiet,
+            "model_error": self._model_error,
+            "overflow": self._overflow,
+            "busy": self._busy,
+            "cut": self._cut,
+            "cancelled": self._cancelled,
+            "timed_out": self._timed_out,
+        }
+
+    def run(self, wanted: Collection[CheckName] = CHECKS) -> Iterator[Finding]:
+        for check in CHECKS:
+            if check in wanted:
+                yield self.one(check)
+
+    def one(self, check: CheckName) -> Finding:
+        expected = self._bench.scenario.expected(check)
+        if expected.skip:
+            return Finding(check, True, f"nothing of the kind: {expected.why}", self.version)
+        try:
+            self._looks[check](expected)
+        except Broken as exc:
+            return Finding(check, False, str(exc), self.version)
+        return Finding(check, True, expected.why, self.version)
+
+    @property
+    def version(self) -> str:
+        """Of the program that was run."""
+        harness = None if self._plain is None else self._plain.result.harness
+        program = {} if harness is None else harness.metadata.get("program") or {}
+        return str(program.get("version", ""))
+
+    # --- the plain task
+
+    @property
+    def plain(self) -> Ran:
+        if self._plain is None:
+            self._plain = self._bench.run("works", "works")
+        return self._plain
+
+    def _works(self, expected: Expected) -> None:
+        self._done(self.plain, expected)
+
+    def _unstreamed(self, expected: Expected) -> None:
+        self._done(self._bench.run("unstreamed", "works", model={"stream": False}), expected)
+
+    def _done(self, ran: Ran, expected: Expected) -> None:
+        _ended(ran, RolloutState.COMPLETED, Boundary.NONE, expected.reason or "ok")
+        _solved(ran)
+        _steps(ran, self._bench.scenario.turns, expected)
+        _recorded_what_was_sampled(ran)
+        if not ran.result.outcome.trainable:
+            raise Broken("the rollout is not trainable")
+
+    def _continues(self, expected: Expected) -> None:
+        first, second = self.plain.whole[:2]
+        known = [*first.prompt_ids, *first.sampled_ids]
+        if second.parent != first.seq or second.prompt_ids[: len(known)] != known:
+            at = next(
+                (n for n, (a, b) in enumerate(zip(known, second.prompt_ids, strict=False)) if a != b), len(known)
+            )
+            raise Broken(
+                f"the second prompt is no continuation: parent {second.parent}, other from token {at} of {len(known)} on"
+                f" ({second.exact_missed or 'no reason given'})"
+            )
+
+    def _side(self, expected: Expected) -> None:
+        found = sorted(call.side_kind or "" for call in self.plain.side)
+        if found != sorted(map(str, self._bench.scenario.side)):
+            raise Broken(f"side traffic: {', '.join(found) or 'none'}")
+
+    def _quiet(self, expected: Expected) -> None:
+        sandbox = self.plain.result.sandbox
+        asked = {one.target for one in (sandbox.denied if sandbox is not None else [])}
+        if more := sorted(asked - set(self._bench.scenario.denied)):
+            raise Broken(f"it asked for {', '.join(more)}")
+
+    # --- trouble
+
+    def _model_error(self, expected: Expected) -> None:
+        ran = self._bench.run("model_error", "model_error")
+        _ended(ran, RolloutState.FAILED, Boundary.MODEL, expected.reason or "model_failed")
+        if ran.result.reward is not None:
+            raise Broken(f"a model that fails was rewarded: {ran.result.reward.outcome}")
+        if ran.recorded:
+            raise Broken(f"{len(ran.recorded)} calls were recorded, and none was sampled")
+
+    def _overflow(self, expected: Expected) -> None:
+        ran = self._bench.run("overflow", "overflow")
+        if expected.reason == "ok":
+            _ended(ran, RolloutState.COMPLETED, Boundary.NONE, "ok")
+        else:
+            _ended(ran, RolloutState.FAILED, Boundary.HARNESS, expected.reason or "context_overflow")
+        _solved(ran)
+        _steps(ran, self._bench.scenario.turns[:-1], expected)
+        _recorded_what_was_sampled(ran)
+
+    def _busy(self, expected: Expected) -> None:
+        self._recovered(self._bench.run("busy", "busy"), expected)
+
+    def _cut(self, expected: Expected) -> None:
+        self._recovered(self._bench.run("cut", "cut"), expected)
+
+    def _recovered(self, ran: Ran, expected: Expected) -> None:
+        """After a retry; or, where the program gives up at once, it is the model's fault."""
+        if expected.reason in {None, "ok"}:
+            self._done(ran, expected)
+            return
+        _ended(ran, RolloutState.FAILED, Boundary.MODEL, expected.reason or "")
+        if ran.result.reward is not None:
+            raise Broken("a model that failed was rewarded")
+        _steps(ran, self._bench.scenario.turns[:-1], expected)
+        _recorded_what_was_sampled(ran)
+
+    def _cancelled(self, expected: Expected) -> None:
+        self._bench.submit(self._bench.task("cancelled", "hang"))
+        self._bench.cancel_at("cancelled", tokens=1)
+        ran = self._bench.ended("cancelled")
+        _ended(ran, RolloutState.CANCELLED, Boundary.CONTROL, expected.reason or "cancelled")
+        _steps(ran, self._bench.scenario.turns[:-1], expected)
+        _recorded_what_was_sampled(ran)
+
+    def _timed_out(self, expected: Expected) -> None:
+        ran = self._bench.run("timed_out", "hang", self._bench.scenario.hang_s)
+        _ended(ran, RolloutState.TIMED_OUT, Boundary.HARNESS, expected.reason or "agent_timeout")
+        _solved(ran)
+        _steps(ran, self._bench.scenario.turns[:-1], expected)
+        _recorded_what_was_sampled(ran)
+        kept = [one for one in ran.result.artifacts if one.kind != "log" and one.where]
+        declared = [one.name for one in ran.result.artifacts if one.kind != "log"]
+        if not kept:
+            raise Broken(f"nothing of the program's own files came back ({', '.join(declared) or 'none declared'})")
+
+
+def _ended(ran: Ran, state: RolloutState, boundary: Boundary, reason: str) -> None:
+    outcome = ran.result.outcome
+    if (outcome.state, outcome.boundary, outcome.reason) != (state, boundary, reason):
+        raise Broken(
+            f"it ended as {outcome.state}/{outcome.boundary}/{outcome.reason}, not {state}/{boundary}/{reason}:"
+            f" {outcome.message}"
+        )
+
+
+def _solved(ran: Ran) -> None:
+    reward = ran.result.reward
+    if reward is None or reward.outcome != 1.0:
+        raise Broken(f"the work tree is not solved: {'no reward' if reward is None else reward.outcome}")
+
+
+def _steps(ran: Ran, turns: Collection[object], expected: Expected) -> None:
+    want = len(turns) if expected.calls is None else expected.calls
+    if len(ran.whole) != want:
+        raise Broken(f"{len(ran.whole)} whole steps of the task are recorded, not {want}")
+
+
+def _recorded_what_was_sampled(ran: Ran) -> None:
+    """Each sampled answer that reached the proxy is recorded once, with its ids; of a broken one, as far as it came."""
+    by_id = {call["request_id"].rpartition("-")[2]: call for call in ran.sampled if call["sampled_ids"]}
+    for call in ran.recorded:
+        if not call.sampled_ids:
+            continue
+        truth = by_id.pop(call.completion_id, None)
+        if truth is None:
+            raise Broken(f"call {call.seq} is recorded, and was not sampled")
+        ids = truth["sampled_ids"]
+        if call.sampled_ids != (ids[: len(call.sampled_ids)] if call.incomplete else ids):
+            raise Broken(f"call {call.seq} is recorded with other ids than were sampled")
+    if lost := [call for call in by_id.values() if call["delivered"]]:
+        raise Broken(f"{len(lost)} answers were sampled and delivered, and are not recorded")

@@ -1,0 +1,155 @@
+"""Scenario files of the conformance suite: what the scripted model says to one program.
+
+    harness: codex
+    agent: {settings: {request_retries: 1}}      # the agent of its tasks, beside `harness`
+    turns:                                       # a task of two turns; the first writes `hello` into hello.txt
+      - tool_calls: [{name: exec_command, arguments: {cmd: printf hello > hello.txt}}]
+      - content: hello.txt is written.
+    expect:                                      # where it does otherwise than most
+      cut: {reason: model_failed, why: it gives up at a stream that broke off}
+
+`{dialect}: {turns: ...}` below `dialects` replaces the turns for one of several dialects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, model_validator
+
+from polarq.contracts.base import Contract
+from polarq.contracts.completion import SideKind
+from polarq.errors import InvalidInput, PolarqError
+from polarq.testing.inference.faults import CutAtByte, Fault, Hang, HttpStatus
+from polarq.testing.inference.scenario import Scenario, Script, Turn
+
+CheckName = Literal[
+    "works",
+    "unstreamed",
+    "continues",
+    "side",
+    "quiet",
+    "model_error",
+    "overflow",
+    "busy",
+    "cut",
+    "cancelled",
+    "timed_out",
+]
+ENOUGH_TOKENS = 200_000
+"""The scripted model's context: first requests of some programs have 30,000 tokens."""
+OVERFLOW = (
+    f"This model's maximum context length is {ENOUGH_TOKENS} tokens. However, you requested 0 output tokens and your"
+    f" prompt contains at least {ENOUGH_TOKENS + 1} input tokens, for a total of at least {ENOUGH_TOKENS + 1} tokens."
+    " Please reduce the length of the input prompt or the number of requested output tokens."
+)
+
+
+class Expected(Contract):
+    """How one check ends for a program, where that is not as for most; `why` says it for the table."""
+
+    reason: str | None = None
+    """`Outcome.reason`."""
+    calls: int | None = Field(None, ge=0)
+    """Steps of the task that were answered whole."""
+    skip: bool = False
+    """There is nothing of the kind."""
+    why: str = ""
+
+
+class DialectScript(Contract):
+    """What differs when the program speaks one of its dialects."""
+
+    agent: dict[str, Any] = {}
+    turns: tuple[Turn, ...] | None = None
+    expect: dict[CheckName, Expected] = {}
+
+
+class ProgramScenario(Contract):
+    """See the module."""
+
+    harness: str
+    agent: dict[str, Any] = {}
+    turns: tuple[Turn, ...] = Field(min_length=2)
+    dialects: dict[str, DialectScript] = {}
+    side: list[SideKind] = []
+    """Kinds of side traffic that a task of two turns brings."""
+    denied: list[str] = []
+    """Hosts that it asks for though it is told not to (host:port), and does without."""
+    agent_s: float = Field(120.0, gt=0)
+    hang_s: float = Field(40.0, gt=0)
+    """The agent's budget where the model falls silent at the second turn."""
+    runtime: dict[str, Any] = {}
+    """More of its sandboxes."""
+    expect: dict[CheckName, Expected] = {}
+
+    @model_validator(mode="after")
+    def _acts_first(self) -> ProgramScenario:
+        if not (self.turns[0].tool_calls or self.turns[0].content):
+            raise ValueError("the first turn must do something")
+        return self
+
+    def of_dialect(self, dialect: str) -> ProgramScenario:
+        own = self.dialects.get(dialect, DialectScript())
+        settings = {**self.agent.get("settings", {}), **own.agent.get("settings", {})}
+        agent = {**self.agent, **own.agent, **({"settings": settings} if settings else {})}
+        turns = self.turns if own.turns is None else own.turns
+        return self.model_copy(update={"agent": agent, "turns": turns, "expect": {**self.expect, **own.expect}})
+
+    def expected(self, check: CheckName) -> Expected:
+        return self.expect.get(check, Expected())
+
+    def scenario(self) -> Scenario:
+        """The scripts of all checks: a task asks for one by `[script: NAME]`."""
+        first, last = self.turns[:-1], self.turns[-1]
+
+        def ends(name: str, fault: Fault) -> Script:
+            return Script(name=name, turns=(*first, last.model_copy(update={"fault": fault})))
+
+        return Scenario(
+            name=self.harness,
+            scripts=(
+                Script(name="works", turns=self.turns),
+                Script(name="model_error", turns=self.turns, fault=HttpStatus(kind="http_status", status=500)),
+                ends("overflow", HttpStatus(kind="http_status", status=400, message=OVERFLOW)),
+                ends("busy", HttpStatus(kind="http_status", status=429, retry_after_s=1, times=1)),
+                ends("cut", CutAtByte(kind="cut_at_byte", byte=CUT_BYTES, times=1)),
+                ends("hang", Hang(kind="hang", after_tokens=2)),
+            ),
+        )
+
+
+CUT_BYTES = 900
+"""After the stream's first tokens, before its end."""
+
+
+def shipped() -> tuple[str, ...]:
+    """Harnesses that have a scenario file here."""
+    return tuple(sorted(Path(entry.name).stem for entry in _folder().iterdir() if entry.name.endswith(".yaml")))
+
+
+def load(harness: str, own: Path | None = None) -> ProgramScenario:
+    """The program's scenario: of the file `own`, else of the one that ships. Raises `InvalidInput`."""
+    what = f"conformance scenario of harness '{harness}'"
+    try:
+        text = own.read_text("utf-8") if own is not None else (_folder() / f"{harness}.yaml").read_text("utf-8")
+        return ProgramScenario.parse(_mapping(yaml.safe_load(text)), what=what, error=InvalidInput)
+    except FileNotFoundError:
+        where = f"no file {own}" if own is not None else f"none of that name ships (these do: {', '.join(shipped())})"
+        raise InvalidInput(what, [where]) from None
+    except yaml.YAMLError as exc:
+        raise InvalidInput(what, [f"cannot be parsed: {' '.join(str(exc).split())}"]) from None
+
+
+def _mapping(data: Any) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise PolarqError("a scenario file is a mapping")
+    return data
+
+
+def _folder() -> Any:
+    return files("polarq.testing.conformance") / "programs"

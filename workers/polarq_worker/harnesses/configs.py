@@ -1,0 +1,32 @@
+"""Configuration files of agent programs, written by libraries: no text of a task is ever pasted into one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+
+def as_json(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(data, indent=2, ensure_ascii=True).encode()
+
+
+def as_toml(data: Mapping[str, Any]) -> bytes:
+    """Without what is None: TOML has no word for it. Raises `TypeError` for what it cannot hold."""
+    import tomli_w
+
+    return tomli_w.dumps(given(data)).encode("utf-8", "backslashreplace")
+
+
+def as_yaml(data: Mapping[str, Any]) -> bytes:
+    """Printable ASCII: of the rest of Unicode, YAML folds or refuses some characters."""
+    return yaml.safe_dump(dict(data), allow_unicode=False, sort_keys=False).encode()
+
+
+def given(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is None, however deep in objects."""
+    return {
+        key: given(value) if isinstance(value, Mapping) else value for key, value in data.items() if value is not None
+    }

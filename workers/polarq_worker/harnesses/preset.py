@@ -1,0 +1,196 @@
+"""What presets of agent programs share: a program in a version, files, one command, what is kept, a verdict.
+
+To add one:
+
+1. a file `harnesses/<name>.py` with a class below `Preset`: its class variables say what the program is and takes, and
+   `command` how it is started. `codex.py` is an example that uses all of it;
+2. an entry point in the group `polarq.harnesses`: `<name> = "module:Class"`, in any package;
+3. a scenario file `polarq/testing/conformance/<name>.yaml` (or, outside of polarq, the file that the class variable
+   `conformance` names): the tool call that the scripted model makes in it, and what it is known to do on trouble.
+   `polarq harness check <name>` then runs the program through the conformance suite.
+
+What a program cannot be told is refused: a setting, a kind of MCP server or skills that a task asks for in vain would
+be worse than an error. Sampling is set for any program by the task's `model.sampling`, at the proxy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+from polarq.contracts.artifacts import ArtifactSpec
+from polarq.contracts.base import Contract
+from polarq.contracts.rollout import HarnessReport, StepReport
+from polarq.contracts.sandbox import ExecCategory
+from polarq.contracts.specs import SAMPLING_PARAMETERS, AgentSpec, McpServerSpec, PrepareAction
+from polarq.errors import HarnessFault, InvalidTask
+from polarq_worker.harnesses.base import Harness, HarnessContext, HarnessStep
+from polarq_worker.harnesses.programs.program import Installed, Program, home_of, installed
+from polarq_worker.harnesses.verdicts import CallsSeen, Verdict, verdict_of
+from polarq_worker.runtimes.base import SCRATCH_DIR, Runtime, SandboxLayout
+
+MODEL = "polarq"
+"""What a program is told its model is called, where the task does not say."""
+_COPY_S = 120.0
+
+
+class PresetSettings(Contract):
+    """`agent.settings` that every preset has. A program's own class adds what that program can be told."""
+
+    version: str | None = None
+    """Release to run; None: one in the supported range that the image has, else the preset's default."""
+    untested_version: bool = False
+    """Lets `version` be outside of the supported range."""
+    dialect: str | None = None
+    """Which API the program speaks, where it speaks several; None: its first one."""
+    workdir: str | None = None
+    """Where the agent works; None: the runtime's workdir."""
+
+
+class Preset(Harness):
+    """See the module."""
+
+    title: ClassVar[str]
+    """The program's own name."""
+    program: ClassVar[Program]
+    dialects: ClassVar[tuple[str, ...]]
+    """Names of the proxy's dialects that it speaks, the default first."""
+    settings_class: ClassVar[type[PresetSettings]] = PresetSettings
+    mcp_transports: ClassVar[frozenset[str]] = frozenset()
+    """Kinds of MCP servers that it can be told of."""
+    takes_skills: ClassVar[bool] = False
+    """Whether `agent.skills_path` (a folder in the sandbox, with a folder per skill) can be given to it."""
+    kept: ClassVar[tuple[str, ...]] = ()
+    """What is collected of its own files: paths or patterns below its folder."""
+    conformance: ClassVar[Path | None] = None
+    """Its scenario file, where that does not ship with polarq."""
+
+    settings: PresetSettings
+
+    def __init__(self, spec: AgentSpec) -> None:
+        super().__init__(spec)
+        self.settings = self._settings(spec)
+        self.version = self.program.versions.chosen(
+            self.settings.version, untested=self.settings.untested_version, what=self.title
+        )
+        self.installed: Installed | None = None
+        """Known once it is set up."""
+        self._check()
+
+    # --- what a preset says of its program
+
+    def command(self, context: HarnessContext) -> Sequence[str]:
+        """Its arguments, without itself. What may be long (the instruction) comes by `stdin` or a file."""
+        raise NotImplementedError
+
+    def environment(self, context: HarnessContext) -> Mapping[str, str]:
+        """Beside `context.env`."""
+        return {}
+
+    def stdin(self, context: HarnessContext) -> bytes | None:
+        """None: it reads end-of-file at once."""
+        return None
+
+    def files(self, context: HarnessContext) -> Mapping[str, bytes]:
+        """Its configuration: content by path in the sandbox (see `folder` and `polarq_worker.harnesses.configs`)."""
+        return {}
+
+    def skills_target(self, context: HarnessContext) -> str:
+        """Where it looks for skills, with `takes_skills`."""
+        return f"{self.folder(context.layout)}/skills"
+
+    async def results(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> Mapping[str, Any]:
+        """What it says of itself, for the report's metadata: small JSON. Runs however the steps ended."""
+        return {}
+
+    # --- what they all have
+
+    @property
+    def dialect(self) -> str:
+        return self.settings.dialect or self.dialects[0]
+
+    @property
+    def model(self) -> str:
+        return self.spec.model_name or MODEL
+
+    def folder(self, layout: SandboxLayout) -> str:
+        """Its own in the sandbox: configuration, sessions. No evaluator takes it for the agent's work."""
+        return f"{layout.session_dir}/{SCRATCH_DIR}/{self.name}"
+
+    def run(self, context: HarnessContext) -> str:
+        """The program's path."""
+        return f"{home_of(self.name, context.layout)}/bin/{self.program.bin}"
+
+    def recipe(self) -> Sequence[PrepareAction]:
+        return (self.program.install(self.name, self.version, exact=self.settings.version is not None),)
+
+    async def setup(self, runtime: Runtime, context: HarnessContext) -> None:
+        self.installed = await installed(runtime, self.name)
+        for path, data in self.files(context).items():
+            await runtime.put_bytes(data, path)
+        if self.spec.skills_path:
+            await _copied(runtime, self.spec.skills_path, self.skills_target(context))
+
+    def steps(self, context: HarnessContext) -> list[HarnessStep]:
+        return [
+            HarnessStep(
+                [self.run(context), *self.command(context)],
+                cwd=self.settings.workdir,
+                env=self.environment(context),
+                stdin=self.stdin(context),
+            )
+        ]
+
+    def artifacts(self, layout: SandboxLayout) -> Sequence[ArtifactSpec]:
+        return [ArtifactSpec(path=f"{self.folder(layout)}/{name}") for name in self.kept]
+
+    async def postprocess(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> dict[str, Any]:
+        program = {"program": None if self.installed is None else asdict(self.installed), "dialect": self.dialect}
+        return {**program, **await self.results(runtime, context, steps)}
+
+    def judge(self, report: HarnessReport, seen: CallsSeen) -> Verdict | None:
+        return verdict_of(report, seen)
+
+    # --- what a task may ask
+
+    @classmethod
+    def _settings(cls, spec: AgentSpec) -> PresetSettings:
+        sampling = sorted(set(spec.settings) & set(SAMPLING_PARAMETERS) - set(cls.settings_class.model_fields))
+        if sampling:
+            raise InvalidTask(
+                "agent.settings",
+                [f"{key}: {cls.title} cannot be told; set it in the task's model.sampling" for key in sampling],
+            )
+        return cls.settings_class.parse(spec.settings, what="agent.settings")
+
+    def _check(self) -> None:
+        problems = []
+        if self.dialect not in self.dialects:
+            known = ", ".join(self.dialects)
+            problems.append(f"settings.dialect: {self.title} does not speak '{self.dialect}' (it speaks {known})")
+        for server in self.spec.mcp_servers:
+            if server.transport not in self.mcp_transports:
+                known = ", ".join(sorted(self.mcp_transports)) or "none"
+                text = f"mcp_servers: {self.title} takes no server of transport '{server.transport}' ({server.name})"
+                problems.append(f"{text}; it takes: {known}")
+        if self.spec.skills_path and not self.takes_skills:
+            problems.append(f"skills_path: {self.title} has no skills; leave it out")
+        if problems:
+            raise InvalidTask("agent", problems)
+
+
+def mcp_entry(server: McpServerSpec) -> dict[str, Any]:
+    """An MCP server as most programs' JSON has it: command and args, or type (`sse`, `http`) and url."""
+    if server.transport == "stdio":
+        return {"command": server.command, "args": list(server.args)}
+    return {"type": "sse" if server.transport == "sse" else "http", "url": server.url}
+
+
+async def _copied(runtime: Runtime, source: str, target: str) -> None:
+    script = 'test -d "$1" && mkdir -p "$2" && cp -R "$1/." "$2/"'
+    argv = ["sh", "-c", script, "sh", source, target]
+    done = await runtime.exec(argv, timeout_s=_COPY_S, category=ExecCategory.SETUP)
+    if not done.ok:
+        raise HarnessFault(f"agent.skills_path: '{source}' is no folder in the sandbox that can be copied ({done.why})")

@@ -1,0 +1,113 @@
+"""A program that a preset needs in its sandbox, as one step of the sandbox's recipe.
+
+The step (`install.sh`) takes a program that the image has in a supported version as it is, and installs the wanted
+version elsewhere. It leaves `<session>/.polarq/programs/<harness>/` with bin/<name>, which runs it, and `installed`,
+three lines: where it came from (`image`, `npm`, `python`), its version, its path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import ClassVar
+
+from polarq.contracts.sandbox import ExecCategory
+from polarq.contracts.specs import PrepareAction
+from polarq.errors import HarnessFault
+from polarq_worker.harnesses.programs.versions import Versions
+from polarq_worker.runtimes.base import SCRATCH_DIR, Runtime, SandboxLayout
+
+_LOOK_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What there is of a program in a sandbox."""
+
+    origin: str
+    """`image`: it was there; `npm`, `python`: installed by its recipe."""
+    version: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """See the module; `NpmProgram` and `PythonProgram` say where it comes from."""
+
+    package: str
+    """Its name in its registry."""
+    bin: str
+    """The command's name."""
+    versions: Versions
+    kind: ClassVar[str]
+
+    def install(self, harness: str, version: str, *, exact: bool) -> PrepareAction:
+        """`exact`: the image's own will do in this version only, else in any of the range."""
+        at_least, below = (version, "") if exact else (self.versions.at_least, self.versions.below)
+        env = {
+            "POLARQ_HARNESS": harness,
+            "POLARQ_KIND": self.kind,
+            "POLARQ_PACKAGE": self.package,
+            "POLARQ_BIN": self.bin,
+            "POLARQ_VERSION": version,
+            "POLARQ_AT_LEAST": at_least,
+            "POLARQ_BELOW": below,
+            **self._wants(),
+        }
+        return PrepareAction(type="exec", command=_script(), env=env)
+
+    def _wants(self) -> dict[str, str]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class NpmProgram(Program):
+    """One of the npm registry. Where the image has no `node` of at least that version, a private one is brought."""
+
+    node: str = "18"
+    """Oldest Node that runs it; of what is no JavaScript, that installs it."""
+    finish: str = ""
+    """A script of the package's own that has to run once it is there. Scripts that npm would run do not."""
+    kind: ClassVar[str] = "npm"
+
+    def _wants(self) -> dict[str, str]:
+        return {"POLARQ_NODE": self.node, "POLARQ_FINISH": self.finish}
+
+
+@dataclass(frozen=True, slots=True)
+class PythonProgram(Program):
+    """One of the Python index, in an environment of its own. With `bin="python"` it is a library: that environment's
+    Python."""
+
+    python: str = "3.11"
+    """Oldest Python that runs it."""
+    with_: tuple[str, ...] = ()
+    """More requirements, as pip takes them."""
+    kind: ClassVar[str] = "python"
+
+    def _wants(self) -> dict[str, str]:
+        return {"POLARQ_PYTHON": self.python, "POLARQ_WITH": "\n".join(self.with_)}
+
+
+def home_of(harness: str, layout: SandboxLayout) -> str:
+    """The folder that installing leaves."""
+    return f"{layout.session_dir}/{SCRATCH_DIR}/programs/{harness}"
+
+
+async def installed(runtime: Runtime, harness: str) -> Installed:
+    """What the recipe left. Raises `HarnessFault`."""
+    file = f"{home_of(harness, runtime.layout)}/installed"
+    said = await runtime.exec(["cat", file], timeout_s=_LOOK_S, category=ExecCategory.SETUP)
+    lines = said.stdout_text.splitlines()
+    if not said.ok or len(lines) != 3:
+        raise HarnessFault(
+            f"the program of harness '{harness}' is not in the sandbox: what installs it has not been carried out"
+            f" ({said.why})"
+        )
+    return Installed(*lines)
+
+
+@cache
+def _script() -> str:
+    return files("polarq_worker.harnesses.programs").joinpath("install.sh").read_text("utf-8")

@@ -1,0 +1,37 @@
+"""Which releases of a program a preset is for: one that is installed, and the range that is known to work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from packaging.version import InvalidVersion, Version
+
+from polarq.errors import InvalidTask
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """`default` is what is installed where the task names none. `at_least` is in the range, `below` is not."""
+
+    default: str
+    at_least: str
+    below: str
+
+    def __str__(self) -> str:
+        return f">={self.at_least},<{self.below}"
+
+    def supports(self, version: str) -> bool:
+        """Raises `InvalidVersion` for what is no version."""
+        return Version(self.at_least) <= Version(version) < Version(self.below)
+
+    def chosen(self, asked: str | None, *, untested: bool, what: str) -> str:
+        """What is to be installed. `untested` lets a version outside of the range pass. Raises `InvalidTask`."""
+        if asked is None:
+            return self.default
+        try:
+            if self.supports(asked) or untested:
+                return asked
+        except InvalidVersion:
+            raise InvalidTask("agent.settings", [f"version: '{asked}' is no version of {what}"]) from None
+        text = f"version: {what} {asked} is not in the supported range {self}; leave it out for {self.default}"
+        raise InvalidTask("agent.settings", [f"{text}, or try it with untested_version: true"])

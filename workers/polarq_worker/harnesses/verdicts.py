@@ -1,0 +1,78 @@
+"""What an agent program's end comes to: its exit code, together with what the proxy saw of its model calls.
+
+Programs exit with 0 when the context overflowed, when the model answered nothing, or when they never asked it. Such an
+end is the harness's own, kept beside the reward: the work tree is scored all the same where the model was sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polarq.contracts.completion import Completion, CompletionLabel
+from polarq.contracts.rollout import Boundary, ExecKind, HarnessReport
+from polarq.store.grants import GrantUse
+
+_OVERFLOW, _LIMIT, _REFUSED = "context_overflow", "too_many_calls", "refused"
+"""Kinds of problems that the proxy names, which are not the inference side's failures."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallsSeen:
+    """A harness's model calls, as the proxy saw them."""
+
+    sampled: int = 0
+    """Steps of the task that the model was sampled for."""
+    last: Completion | None = None
+    """The newest step of the task that was answered whole."""
+    problem: str = ""
+    """Kind of what the newest call of all was answered with instead; empty: an answer."""
+    problem_text: str = ""
+
+    @classmethod
+    def of(cls, calls: Sequence[Completion], use: GrantUse) -> CallsSeen:
+        steps = [call for call in calls if call.label is not CompletionLabel.SIDE]
+        whole = [call for call in steps if not call.incomplete]
+        newest = max((call.seq for call in calls if not call.incomplete), default=-1)
+        kind, _, text = use.last_problem.partition(": ") if use.last_problem_seq > newest else ("", "", "")
+        sampled = sum(bool(call.sampled_ids) for call in steps)
+        return cls(sampled, max(whole, key=lambda call: call.seq, default=None), kind, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a harness's end is none of a task that was done. `reason` is `Outcome.reason`."""
+
+    boundary: Boundary
+    reason: str
+    message: str
+
+
+def verdict_of(report: HarnessReport, seen: CallsSeen) -> Verdict | None:
+    """None: nothing beyond what its exit code says."""
+    step = report.steps[-1] if report.steps else None
+    if step is None or step.kind is not ExecKind.EXITED:
+        return None
+    ended = f"the harness ended with exit code {step.exit_code}"
+    if seen.problem == _OVERFLOW:
+        return Verdict(Boundary.HARNESS, "context_overflow", f"the context overflowed ({seen.problem_text}); {ended}")
+    if seen.problem == _LIMIT:
+        return Verdict(Boundary.HARNESS, "call_limit", f"{seen.problem_text}; {ended}")
+    if seen.problem == _REFUSED:
+        return Verdict(Boundary.MODEL, "model_refused", f"the last model call was refused ({seen.problem_text}); {ended}")
+    if not report.ok:
+        return None
+    if seen.problem:
+        return Verdict(Boundary.MODEL, "model_failed", f"the last model call failed ({seen.problem_text}); {ended}")
+    if seen.last is None or not seen.sampled:
+        return Verdict(Boundary.HARNESS, "no_model_calls", f"{ended}, and the model was never sampled for it")
+    if _is_empty(seen.last):
+        return Verdict(Boundary.HARNESS, "empty_answer", f"the model's last answer was empty; {ended}")
+    if seen.last.finish_reason == "length":
+        return Verdict(Boundary.HARNESS, "answer_cut", f"the model's last answer was cut at its token limit; {ended}")
+    return None
+
+
+def _is_empty(call: Completion) -> bool:
+    content = call.reply.get("content")
+    return not call.reply.get("tool_calls") and not (content.strip() if isinstance(content, str) else content)
