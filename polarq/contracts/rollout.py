@@ -10,6 +10,7 @@ from pydantic import Field
 
 from polarq.contracts.artifacts import Artifact
 from polarq.contracts.base import Contract
+from polarq.contracts.endings import Ending
 from polarq.contracts.sandbox import SandboxReport
 from polarq.contracts.trajectory import Trajectory
 
@@ -77,6 +78,41 @@ class Outcome(Contract):
     trainable: bool = False
     """A trainer may use this rollout: it has trainable tokens and a reward that is the policy's own doing.
     An infrastructure failure is never trainable and has no reward."""
+
+    @property
+    def ending(self) -> Ending:
+        """The kind of end, by which a task's `endings` decide."""
+        if self.state is RolloutState.CANCELLED:
+            return Ending.EARLY_STOPPED if self.reason == EARLY_STOP else Ending.CANCELLED
+        if (by_reason := _BY_REASON.get(self.reason)) is not None:
+            return by_reason
+        if self.boundary is Boundary.HARNESS:
+            return Ending.AGENT_TIMED_OUT if self.state is RolloutState.TIMED_OUT else Ending.AGENT_FAILED
+        return _BY_BOUNDARY[self.boundary]
+
+
+EARLY_STOP = "early_stop"
+"""`Outcome.reason` of a rollout that was stopped because enough others of its group had ended usably."""
+
+_BY_REASON = {
+    "answer_cut": Ending.TRUNCATED,
+    "context_overflow": Ending.OVERFLOW,
+    "invalid_tool_call": Ending.PARSER_INVALID_CALL,
+    "fidelity": Ending.FIDELITY,
+}
+_BY_BOUNDARY = {
+    Boundary.NONE: Ending.COMPLETED,
+    Boundary.TASK: Ending.TASK,
+    Boundary.QUEUE: Ending.NODE,
+    Boundary.RUNTIME: Ending.RUNTIME,
+    Boundary.PREPARE: Ending.RUNTIME,
+    Boundary.MODEL: Ending.MODEL_ERROR,
+    Boundary.BUILDER: Ending.NODE,
+    Boundary.EVALUATOR: Ending.EVALUATOR,
+    Boundary.STORE: Ending.NODE,
+    Boundary.NODE: Ending.NODE,
+    Boundary.CONTROL: Ending.CANCELLED,
+}
 
 
 class ExecKind(StrEnum):
@@ -168,10 +204,6 @@ class PayloadRef(Contract):
     stored_bytes: int = Field(ge=0)
     raw_bytes: int = Field(ge=0)
     sha256: str
-
-
-EARLY_STOP = "early_stop"
-"""`Outcome.reason` of a rollout that was stopped because enough others of its group had ended usably."""
 
 
 class EarlyStop(Contract):

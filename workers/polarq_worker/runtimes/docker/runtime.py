@@ -25,6 +25,8 @@ from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import ImageMissing, RuntimeFault, SandboxLost
 from polarq_worker.network.forwarder import forwarded_door
 from polarq_worker.network.way_out import WayOut
+from polarq_worker.runtimes.archives.pack import Owner, Packer, parents_of
+from polarq_worker.runtimes.archives.unpack import Unpacker
 from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout, Snapshot
 from polarq_worker.runtimes.confined import parts_of
 from polarq_worker.runtimes.docker import config, doors, images, kept
@@ -33,9 +35,7 @@ from polarq_worker.runtimes.docker.commands import said
 from polarq_worker.runtimes.docker.daemon import Refusal, address, asking, connect, connected
 from polarq_worker.runtimes.docker.executor import Executor
 from polarq_worker.runtimes.docker.folders import session_folders, whole_folder
-from polarq_worker.runtimes.docker.pack import Owner, Packer, parents_of
 from polarq_worker.runtimes.docker.remove import removed
-from polarq_worker.runtimes.docker.unpack import Unpacker
 from polarq_worker.runtimes.docker.users import owner_of
 from polarq_worker.runtimes.fetched import Fetched
 from polarq_worker.runtimes.folder import remove_tree

@@ -1,4 +1,4 @@
-"""Writes a tar stream of files of the host, for the daemon to unpack in a container. Blocking; run it in a thread."""
+"""Writes a tar stream of files of the host, for whoever unpacks it in a sandbox. Blocking; run it in a thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ END = bytes(2 * tarfile.BLOCKSIZE)
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who files in the container belong to."""
+    """Who files in the sandbox belong to."""
 
     uid: int = 0
     gid: int = 0

@@ -1,4 +1,4 @@
-"""Archives of the docker runtime, both ways, also those that mean harm. No daemon is needed."""
+"""Archives, both ways, also those that mean harm. No sandbox is needed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from polarq.errors import RuntimeFault
-from polarq_worker.runtimes.docker.pack import Owner, Packer, parents_of
-from polarq_worker.runtimes.docker.tar import BrokenArchive, Entry, Kind, TarReader
-from polarq_worker.runtimes.docker.unpack import TooLong, Unpacker
+from polarq_worker.runtimes.archives.pack import Owner, Packer, parents_of
+from polarq_worker.runtimes.archives.tar import BrokenArchive, Entry, Kind, TarReader
+from polarq_worker.runtimes.archives.unpack import TooLong, Unpacker
 from polarq_worker.runtimes.fetched import MAX_DEPTH, TooMany
 
 

@@ -1,6 +1,6 @@
 """Reads a tar stream as it comes, bit by bit: ustar, PAX and GNU headers.
 
-The stream is the daemon's, the names and sizes in it are the sandbox's. Nothing is kept in memory but one header.
+The names and sizes in it are the sandbox's. Nothing is kept in memory but one header.
 """
 
 from __future__ import annotations

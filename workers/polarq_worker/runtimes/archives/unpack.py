@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polarq.errors import RuntimeFault
+from polarq_worker.runtimes.archives.tar import BrokenArchive, Entry, Kind, TarReader
 from polarq_worker.runtimes.confined import Stopped
-from polarq_worker.runtimes.docker.tar import BrokenArchive, Entry, Kind, TarReader
 from polarq_worker.runtimes.fetched import MAX_DEPTH, Fetched, TooLarge, TooMany, stays_inside
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
