@@ -7,6 +7,9 @@
 #                        CHECKPOINT=... the folder of its model, for comparing log-probabilities (needs transformers)
 #   make test-docker     the tests against a real Docker daemon, which .ci/docker-up starts where there is none (then root)
 #   make test-apptainer  the tests against a real Apptainer, which .ci/apptainer-up makes (needs root, downloads about 60 MB)
+#   make test-harnesses  runs every agent program that a preset installs through the conformance suite, in local
+#                        sandboxes and in Docker (as make test-docker); what is installed stays in HARNESS_CACHE;
+#                        ARGS="-k codex" for one; writes the table of docs/harnesses.md anew
 #   make fuzz            looks for what breaks the proxy, FUZZ_S seconds long (60), with atheris where it can be installed
 #   make chaos           kills and restarts workers, proxies and Redis, sets clocks and fails callbacks, under load for
 #                        CHAOS_S seconds (200), then proves that nothing was lost or counted twice; ARGS="--seed 7"
@@ -36,13 +39,13 @@ INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/pyth
 # Where it is set, polarq itself would be compiled anew at each start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-engine test-docker test-apptainer fuzz chaos lint lock clean
+.PHONY: demo test test-engine test-docker test-apptainer test-harnesses fuzz chaos lint lock clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/polarq demo $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -m "not docker and not engine and not apptainer" -n 3 --dist worksteal $(ARGS)
+	$(BIN)/pytest -m "not docker and not engine and not apptainer and not harness" -n 3 --dist worksteal $(ARGS)
 
 test-engine: $(if $(URL),$(VENV)/.dev)
 	POLARQ_ENGINE='$(ENGINE)' POLARQ_ENGINE_URL='$(URL)' POLARQ_ENGINE_MODEL='$(MODEL)' \
@@ -54,6 +57,9 @@ test-docker: $(VENV)/.dev
 test-apptainer: $(VENV)/.dev
 	bash .ci/apptainer-up
 	$(BIN)/pytest -m apptainer -n 2 --dist worksteal tests/runtimes $(ARGS)
+
+test-harnesses: $(VENV)/.dev
+	PYTEST='$(abspath $(BIN))/pytest' bash .ci/harnesses $(ARGS)
 
 fuzz: $(VENV)/.dev
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/uv pip install --quiet --python $(BIN)/python atheris || \

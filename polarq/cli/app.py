@@ -16,6 +16,7 @@ from polarq.cli.config import config
 from polarq.cli.demo import demo
 from polarq.cli.doctor import doctor
 from polarq.cli.drain import drain
+from polarq.cli.harness import harness
 from polarq.cli.inference import launch
 from polarq.cli.limits import limits
 from polarq.cli.model_calls import pause as pause_calls
@@ -62,6 +63,7 @@ inference.command("status")(calls_status)
 app.command("demo", rich_help_panel=FIRST)(demo)
 app.command("doctor", rich_help_panel=FIRST)(doctor)
 app.add_typer(config, name="config", rich_help_panel=FIRST)
+app.add_typer(harness, name="harness", rich_help_panel=FIRST)
 app.command("submit", rich_help_panel=TASKS)(submit)
 app.command("show", rich_help_panel=TASKS)(show)
 app.command("tail", rich_help_panel=TASKS)(tail)

@@ -46,8 +46,8 @@ class LocalStack:
     `redis_url` a Redis that is there already is used, and none is started. With `bound` the programs end with whoever
     started them, however that ends. `before` is what a node's worker is started with in front of its command (`env
     TZ=...`, `ip netns exec ...`), which has to become the worker itself. `isolation` is that of the nodes' local
-    sandboxes, where `nodes` does not say it: none, so that what is looked at can lie on the machine. `max_model_len` is the context
-    of the scripted model.
+    sandboxes, where `nodes` does not say it: none, so that what is looked at can lie on the machine. `max_model_len` is
+    the context of the scripted model.
     """
 
     def __init__(

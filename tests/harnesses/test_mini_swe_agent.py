@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from polarq.contracts.rollout import ExecKind, HarnessReport
 from polarq.contracts.specs import AgentSpec
 from polarq.contracts.task import Task
-from polarq.errors import HarnessFault, InvalidTask
+from polarq.errors import InvalidTask
 from polarq.testing.calculator import REPO, TASK_FILE
 from polarq.testing.inference.server import ScriptedInference
 from polarq_worker.harnesses.base import run_harness
 from polarq_worker.harnesses.create import create_harness
+from polarq_worker.harnesses.environment import prepare_env
 from polarq_worker.harnesses.mini_swe_agent import MiniSweAgentHarness, yaml_string
 from polarq_worker.runtimes.local import LocalRuntime
+from polarq_worker.stages.prepare import PrepareFailed, prepare
 from tests.harnesses.conftest import MakeContext
 
 INSTRUCTION = Task.load(TASK_FILE).instruction
@@ -34,7 +36,10 @@ async def run(
     runtime: LocalRuntime, make_context: MakeContext, base_url: str, instruction: str = INSTRUCTION, **fields: Any
 ) -> HarnessReport:
     context = make_context(instruction, base_url=base_url, agent={"harness": "mini_swe_agent", **fields})
-    return await run_harness(create_harness(context.task.agent, []), runtime, context, timeout_s=150)
+    harness = create_harness(context.task.agent, [])
+    env = prepare_env(runtime.spec, runtime.layout)
+    await prepare(runtime, harness.recipe(), env=env, timeout_s=150, upload_roots=[])
+    return await run_harness(harness, runtime, context, timeout_s=150)
 
 
 @pytest.mark.slow
@@ -81,12 +86,14 @@ async def test_an_unreachable_model_is_a_failed_step_with_its_words(
     assert report.metadata["exit_status"] == "InternalServerError"
 
 
-async def test_a_missing_program_is_named_with_how_to_install_it(
+async def test_a_program_that_is_nowhere_is_named_with_what_to_do(
     runtime: LocalRuntime, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
-    with pytest.raises(HarnessFault, match=r"no program 'mini'.*pip install 'mini-swe-agent"):
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
+    runtime.spec = runtime.spec.model_copy(update={"env": nowhere})
+    with pytest.raises(PrepareFailed, match=r"mini-swe-agent 2\.4\.6 cannot be installed.*put it in the image"):
         await run(runtime, make_context, "http://127.0.0.1:9")
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import time
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Self
 
+import httpx
 import yaml
 
 from polarq.contracts.completion import Completion, CompletionLabel
@@ -28,6 +27,11 @@ REPO = "/polar/session/repo"
 TEST_ID = "hello.t::the_file_holds_the_word"
 PREPARE_S = 900.0
 WAIT_S = 1800.0
+
+
+def default_cache() -> Path:
+    """Below the user's own caches."""
+    return Path.home() / ".cache" / "polarq" / "conformance"
 
 
 @dataclass(frozen=True)
@@ -120,11 +124,6 @@ class Bench:
             }
         )
 
-    def run(self, name: str, script: str, agent_s: float | None = None, **more: Any) -> Ran:
-        """Runs a rollout to its end."""
-        self.submit(self.task(name, script, agent_s, **more))
-        return self.ended(name)
-
     def submit(self, task: Task) -> None:
         self.stack.client.submit(task)
 
@@ -154,6 +153,7 @@ class Bench:
             await ledger.aclose()
 
     def _sampled(self, name: str) -> list[dict[str, Any]]:
-        with urllib.request.urlopen(f"{self.stack.inference_url}/scripted/ledger?session_id={name}.0", timeout=60) as answer:  # noqa: S310
-            calls: list[dict[str, Any]] = json.load(answer)["calls"]
-            return calls
+        address = f"{self.stack.inference_url}/scripted/ledger"
+        answer = httpx.get(address, params={"session_id": f"{name}.0"}, timeout=60, trust_env=False)
+        calls: list[dict[str, Any]] = answer.raise_for_status().json()["calls"]
+        return calls

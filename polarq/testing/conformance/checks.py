@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from polarq.contracts.rollout import Boundary, RolloutState
 from polarq.errors import PolarqError
@@ -28,6 +28,9 @@ from polarq.testing.conformance.bench import Bench, Ran
 from polarq.testing.conformance.scenario import CheckName, Expected
 
 CHECKS: tuple[CheckName, ...] = get_args(CheckName)
+
+OF_POLARQ = ("logs/agent/step.", "logs/eval/", "logs/setup.", "logs/prepare.")
+"""Files that are there whatever the program does."""
 
 
 class Broken(PolarqError):
@@ -51,6 +54,8 @@ class Suite:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._plain: Ran | None = None
+        self.version = ""
+        """Of the program that was run, once it was."""
         self._looks: Mapping[CheckName, Callable[[Expected], None]] = {
             "works": self._works,
             "unstreamed": self._unstreamed,
@@ -80,26 +85,29 @@ class Suite:
             return Finding(check, False, str(exc), self.version)
         return Finding(check, True, expected.why, self.version)
 
-    @property
-    def version(self) -> str:
-        """Of the program that was run."""
-        harness = None if self._plain is None else self._plain.result.harness
-        program = {} if harness is None else harness.metadata.get("program") or {}
-        return str(program.get("version", ""))
+    def _run(self, name: str, script: str, agent_s: float | None = None, **more: Any) -> Ran:
+        self._bench.submit(self._bench.task(name, script, agent_s, **more))
+        return self._ended(name)
+
+    def _ended(self, name: str) -> Ran:
+        ran = self._bench.ended(name)
+        metadata = {} if ran.result.harness is None else ran.result.harness.metadata
+        self.version = (metadata.get("program") or {}).get("version") or self.version
+        return ran
 
     # --- the plain task
 
     @property
     def plain(self) -> Ran:
         if self._plain is None:
-            self._plain = self._bench.run("works", "works")
+            self._plain = self._run("works", "works")
         return self._plain
 
     def _works(self, expected: Expected) -> None:
         self._done(self.plain, expected)
 
     def _unstreamed(self, expected: Expected) -> None:
-        self._done(self._bench.run("unstreamed", "works", model={"stream": False}), expected)
+        self._done(self._run("unstreamed", "works", model={"stream": False}), expected)
 
     def _done(self, ran: Ran, expected: Expected) -> None:
         _ended(ran, RolloutState.COMPLETED, Boundary.NONE, expected.reason or "ok")
@@ -113,12 +121,10 @@ class Suite:
         first, second = self.plain.whole[:2]
         known = [*first.prompt_ids, *first.sampled_ids]
         if second.parent != first.seq or second.prompt_ids[: len(known)] != known:
-            at = next(
-                (n for n, (a, b) in enumerate(zip(known, second.prompt_ids, strict=False)) if a != b), len(known)
-            )
+            at = next((n for n, (a, b) in enumerate(zip(known, second.prompt_ids, strict=False)) if a != b), len(known))
             raise Broken(
-                f"the second prompt is no continuation: parent {second.parent}, other from token {at} of {len(known)} on"
-                f" ({second.exact_missed or 'no reason given'})"
+                f"the second prompt is no continuation: parent {second.parent}, other from token {at} of {len(known)}"
+                f" on ({second.exact_missed or 'no reason given'})"
             )
 
     def _side(self, expected: Expected) -> None:
@@ -135,7 +141,7 @@ class Suite:
     # --- trouble
 
     def _model_error(self, expected: Expected) -> None:
-        ran = self._bench.run("model_error", "model_error")
+        ran = self._run("model_error", "model_error")
         _ended(ran, RolloutState.FAILED, Boundary.MODEL, expected.reason or "model_failed")
         if ran.result.reward is not None:
             raise Broken(f"a model that fails was rewarded: {ran.result.reward.outcome}")
@@ -143,7 +149,7 @@ class Suite:
             raise Broken(f"{len(ran.recorded)} calls were recorded, and none was sampled")
 
     def _overflow(self, expected: Expected) -> None:
-        ran = self._bench.run("overflow", "overflow")
+        ran = self._run("overflow", "overflow")
         if expected.reason == "ok":
             _ended(ran, RolloutState.COMPLETED, Boundary.NONE, "ok")
         else:
@@ -153,10 +159,10 @@ class Suite:
         _recorded_what_was_sampled(ran)
 
     def _busy(self, expected: Expected) -> None:
-        self._recovered(self._bench.run("busy", "busy"), expected)
+        self._recovered(self._run("busy", "busy"), expected)
 
     def _cut(self, expected: Expected) -> None:
-        self._recovered(self._bench.run("cut", "cut"), expected)
+        self._recovered(self._run("cut", "cut"), expected)
 
     def _recovered(self, ran: Ran, expected: Expected) -> None:
         """After a retry; or, where the program gives up at once, it is the model's fault."""
@@ -172,21 +178,20 @@ class Suite:
     def _cancelled(self, expected: Expected) -> None:
         self._bench.submit(self._bench.task("cancelled", "hang"))
         self._bench.cancel_at("cancelled", tokens=1)
-        ran = self._bench.ended("cancelled")
+        ran = self._ended("cancelled")
         _ended(ran, RolloutState.CANCELLED, Boundary.CONTROL, expected.reason or "cancelled")
         _steps(ran, self._bench.scenario.turns[:-1], expected)
         _recorded_what_was_sampled(ran)
 
     def _timed_out(self, expected: Expected) -> None:
-        ran = self._bench.run("timed_out", "hang", self._bench.scenario.hang_s)
+        ran = self._run("timed_out", "hang", self._bench.scenario.hang_s)
         _ended(ran, RolloutState.TIMED_OUT, Boundary.HARNESS, expected.reason or "agent_timeout")
         _solved(ran)
         _steps(ran, self._bench.scenario.turns[:-1], expected)
         _recorded_what_was_sampled(ran)
-        kept = [one for one in ran.result.artifacts if one.kind != "log" and one.where]
-        declared = [one.name for one in ran.result.artifacts if one.kind != "log"]
-        if not kept:
-            raise Broken(f"nothing of the program's own files came back ({', '.join(declared) or 'none declared'})")
+        files = [one.name for one in ran.result.artifacts if one.where]
+        if all(name.startswith(OF_POLARQ) for name in files):
+            raise Broken(f"of the program's own files nothing came back, only {', '.join(files) or 'nothing at all'}")
 
 
 def _ended(ran: Ran, state: RolloutState, boundary: Boundary, reason: str) -> None:

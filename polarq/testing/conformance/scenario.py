@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from polarq.contracts.base import Contract
 from polarq.contracts.completion import SideKind
 from polarq.errors import InvalidInput, PolarqError
-from polarq.testing.inference.faults import CutAtByte, Fault, Hang, HttpStatus
+from polarq.testing.inference.faults import CutAfterTokens, Fault, Hang, HttpStatus
 from polarq.testing.inference.scenario import Scenario, Script, Turn
 
 CheckName = Literal[
@@ -81,7 +81,7 @@ class ProgramScenario(Contract):
     denied: list[str] = []
     """Hosts that it asks for though it is told not to (host:port), and does without."""
     agent_s: float = Field(120.0, gt=0)
-    hang_s: float = Field(40.0, gt=0)
+    hang_s: float = Field(20.0, gt=0)
     """The agent's budget where the model falls silent at the second turn."""
     runtime: dict[str, Any] = {}
     """More of its sandboxes."""
@@ -117,14 +117,13 @@ class ProgramScenario(Contract):
                 Script(name="model_error", turns=self.turns, fault=HttpStatus(kind="http_status", status=500)),
                 ends("overflow", HttpStatus(kind="http_status", status=400, message=OVERFLOW)),
                 ends("busy", HttpStatus(kind="http_status", status=429, retry_after_s=1, times=1)),
-                ends("cut", CutAtByte(kind="cut_at_byte", byte=CUT_BYTES, times=1)),
+                ends("cut", CutAfterTokens(kind="cut_after_tokens", after_tokens=CUT_TOKENS, times=1)),
                 ends("hang", Hang(kind="hang", after_tokens=2)),
             ),
         )
 
 
-CUT_BYTES = 900
-"""After the stream's first tokens, before its end."""
+CUT_TOKENS = 3
 
 
 def shipped() -> tuple[str, ...]:

@@ -191,7 +191,7 @@ class Answer:
                     await hang()
 
     async def unary(self, payload: Json | None) -> web.StreamResponse:
-        if isinstance(self._fault, faults.CloseAfterSampling):
+        if isinstance(self._fault, faults.CloseAfterSampling | faults.CutAfterTokens):
             close_connection(self._request)
         body = dumps(payload)
         self.response.content_type = "application/json"
@@ -221,6 +221,8 @@ class Answer:
         match self._fault:
             case faults.Hang(after_tokens=after) if after is not None and count >= after:
                 await hang()
+            case faults.CutAfterTokens() if count >= self._fault.after_tokens:
+                close_connection(self._request)
             case faults.StreamError() if count >= self._fault.after_tokens:
                 await self.event(self._shape(self._fault.message, "InternalServerError", None, 500))
                 await self.done()

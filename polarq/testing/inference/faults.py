@@ -46,6 +46,13 @@ class CutAtByte(_Fault):
     byte: int = Field(ge=1)
 
 
+class CutAfterTokens(_Fault):
+    """Closes the connection in a stream after so many tokens; not streamed: without a byte of an answer."""
+
+    kind: Literal["cut_after_tokens"]
+    after_tokens: int = Field(1, ge=0)
+
+
 class Hang(_Fault):
     """Falls silent and never ends by itself: before the headers, or in a stream after so many tokens."""
 
@@ -123,6 +130,7 @@ Fault = Annotated[
     | CloseBefore
     | CloseAfterSampling
     | CutAtByte
+    | CutAfterTokens
     | Hang
     | Omit
     | LogprobCount

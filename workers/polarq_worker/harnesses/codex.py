@@ -1,7 +1,7 @@
 """Harness `codex`: OpenAI's Codex CLI, over the Responses API.
 
-Its variables do not say where the model is (it ignores OPENAI_BASE_URL): a provider of its configuration file does. What
-it would ask of other hosts is off, and so are its built-in tools that need a server of OpenAI's.
+Its variables do not say where the model is (it ignores OPENAI_BASE_URL): a provider of its configuration file does.
+What it would ask of other hosts is off, and so are its built-in tools that need a server of OpenAI's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Harness `mini_swe_agent`: the `mini` program of the package mini-swe-agent (2.4), unmodified, over HTTP.
+"""Harness `mini_swe_agent`: the `mini` program of the package mini-swe-agent, unmodified, over HTTP.
 
-It has to be installed where it runs: in the sandbox, or beside the worker for the local runtime. The task text and the
-settings go into a configuration file (the text as `run.task`), never into an argument list.
+The task text and the settings go into a configuration file (the text as `run.task`), never into an argument list.
 """
 
 from __future__ import annotations
@@ -9,29 +8,30 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 from pydantic import Field
 
-from polarq.contracts.base import Contract
 from polarq.contracts.rollout import StepReport
-from polarq.contracts.sandbox import ExecCategory
-from polarq.contracts.specs import AgentSpec, Env
-from polarq.errors import HarnessFault, InvalidTask
-from polarq_worker.harnesses.base import Harness, HarnessContext, HarnessStep
-from polarq_worker.runtimes.base import SCRATCH_DIR, Runtime
+from polarq.contracts.specs import Env
+from polarq_worker.harnesses.base import HarnessContext
+from polarq_worker.harnesses.configs import given
+from polarq_worker.harnesses.preset import Preset, PresetSettings
+from polarq_worker.harnesses.programs.program import PythonProgram
+from polarq_worker.harnesses.programs.versions import Versions
+from polarq_worker.runtimes.base import Runtime
 
-PROGRAM = "mini"
 TRAJECTORY = "mini-swe-agent.traj.json"
 MAX_TRAJECTORY_BYTES = 64 * 1024 * 1024
-SETUP_S = 60.0
+PROVIDERS = {"openai_chat": "openai", "openai_responses": "openai", "anthropic_messages": "anthropic"}
+"""By which the program chooses its client."""
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e]")
 
 
-class MiniSweAgentSettings(Contract):
+class MiniSweAgentSettings(PresetSettings):
     """`agent.settings` of harness `mini_swe_agent`. Limits of 0 mean: none."""
 
     step_limit: int = Field(0, ge=0)
@@ -42,8 +42,6 @@ class MiniSweAgentSettings(Contract):
     max_consecutive_format_errors: int | None = Field(None, ge=0)
     command_timeout_s: int | None = Field(None, gt=0)
     """For each command of the agent; None: the program's own (30 s)."""
-    workdir: str | None = None
-    """Where the agent works; None: the runtime's workdir."""
     config: list[str] = ["mini.yaml"]
     """What `-c` takes: built-in names, files inside the sandbox, or `key=value`. polarq's own comes last."""
     model_kwargs: dict[str, Any] = {}
@@ -55,40 +53,42 @@ class MiniSweAgentSettings(Contract):
     """More environment for the agent's commands."""
 
 
-class MiniSweAgentHarness(Harness):
+class MiniSweAgentHarness(Preset):
     """See the module's text."""
 
     name: ClassVar[str] = "mini_swe_agent"
+    title: ClassVar[str] = "mini-swe-agent"
+    program: ClassVar[PythonProgram] = PythonProgram(
+        "mini-swe-agent", "mini", Versions("2.4.6", "2.4.0", "2.5"), python="3.10"
+    )
+    dialects: ClassVar[tuple[str, ...]] = ("openai_chat", "anthropic_messages", "openai_responses")
+    settings_class: ClassVar[type[PresetSettings]] = MiniSweAgentSettings
+    settings: MiniSweAgentSettings
 
-    def __init__(self, spec: AgentSpec) -> None:
-        super().__init__(spec)
-        self._settings = MiniSweAgentSettings.parse(spec.settings, what="agent.settings")
-        unused = [key for key in ("mcp_servers", "skills_path") if getattr(spec, key)]
-        if unused:
-            raise InvalidTask("agent", [f"{key}: mini-swe-agent has no use for it; leave it out" for key in unused])
+    @property
+    def dialect(self) -> str:
+        named = "anthropic_messages" if (self.spec.model_name or "").startswith("anthropic/") else None
+        return self.settings.dialect or named or self.dialects[0]
 
-    async def setup(self, runtime: Runtime, context: HarnessContext) -> None:
-        looking = f"command -v {PROGRAM}"
-        found = await runtime.exec(looking, env=context.env, timeout_s=SETUP_S, category=ExecCategory.SETUP)
-        if not found.ok:
-            raise HarnessFault(
-                f"there is no program '{PROGRAM}' in the sandbox; install it in the image or by runtime.prepare:"
-                " pip install 'mini-swe-agent>=2.4,<2.5' (for the local runtime beside the worker: polarq[demo])"
-            )
-        await runtime.put_bytes(self.config(context).encode(), self._config_path(context))
+    @property
+    def model(self) -> str:
+        """With its provider in front."""
+        name = super().model
+        return name if name.startswith(("openai/", "anthropic/")) else f"{PROVIDERS[self.dialect]}/{name}"
 
-    def steps(self, context: HarnessContext) -> list[HarnessStep]:
-        arguments = [
-            PROGRAM,
-            f"--model={_model_name(self.spec.model_name)}",
+    def command(self, context: HarnessContext) -> Sequence[str]:
+        return [
+            f"--model={self.model}",
             "--yolo",
             "--exit-immediately",
-            *(f"--config={config}" for config in [*self._settings.config, self._config_path(context)]),
+            *(f"--config={config}" for config in [*self.settings.config, self._config_path(context)]),
             f"--output={self._trajectory_path(context)}",
         ]
-        return [HarnessStep(shlex.join(arguments), cwd=self._settings.workdir, env=self._env(context))]
 
-    async def postprocess(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> dict[str, Any]:
+    def files(self, context: HarnessContext) -> Mapping[str, bytes]:
+        return {self._config_path(context): self.config(context).encode()}
+
+    async def results(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> Mapping[str, Any]:
         """The program's own verdict: exit status, model calls, cost. Its whole trajectory is kept with the logs."""
         kept = runtime.host_log_dir / "agent" / TRAJECTORY
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ class MiniSweAgentHarness(Harness):
 
     def config(self, context: HarnessContext) -> str:
         """The last configuration file: the task and the settings, as YAML."""
-        wanted = self._settings
+        wanted = self.settings
         agent = {
             "step_limit": wanted.step_limit,
             "cost_limit": wanted.cost_limit,
@@ -105,18 +105,19 @@ class MiniSweAgentHarness(Harness):
             "max_consecutive_format_errors": wanted.max_consecutive_format_errors,
         }
         environment = {"timeout": wanted.command_timeout_s, "env": context.way_out.stripped(wanted.command_env) or None}
-        model = {"model_kwargs": wanted.model_kwargs or None, "model_class": wanted.model_class}
-        sections = {"agent": _given(agent), "environment": _given(environment), "model": _given(model)}
+        responses = "litellm_response" if self.dialect == "openai_responses" else None
+        model = {"model_kwargs": wanted.model_kwargs or None, "model_class": wanted.model_class or responses}
+        sections = {"agent": given(agent), "environment": given(environment), "model": given(model)}
         head = yaml.safe_dump({key: section for key, section in sections.items() if section}, allow_unicode=False)
         return f"{head}run:\n  task: {yaml_string(context.task.instruction)}\n"
 
-    def _env(self, context: HarnessContext) -> dict[str, str]:
+    def environment(self, context: HarnessContext) -> Mapping[str, str]:
         return {
             "MSWEA_CONFIGURED": "true",
             "MSWEA_SILENT_STARTUP": "1",
             "MSWEA_COST_TRACKING": "ignore_errors",
-            "MSWEA_GLOBAL_CONFIG_DIR": f"{context.layout.session_dir}/{SCRATCH_DIR}/mini-swe-agent",
-            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self._settings.model_retry_attempts),
+            "MSWEA_GLOBAL_CONFIG_DIR": self.folder(context.layout),
+            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self.settings.model_retry_attempts),
             # A plain traceback ends with the error in one line, and takes milliseconds where a framed one takes longer.
             "TYPER_STANDARD_TRACEBACK": "1",
             # Else every start asks the network for a price list, for up to 15 s where there is none.
@@ -124,7 +125,7 @@ class MiniSweAgentHarness(Harness):
         }
 
     def _config_path(self, context: HarnessContext) -> str:
-        return f"{context.layout.session_dir}/{SCRATCH_DIR}/mini-swe-agent/polarq.yaml"
+        return f"{self.folder(context.layout)}/polarq.yaml"
 
     def _trajectory_path(self, context: HarnessContext) -> str:
         return f"{context.layout.agent_log_dir}/{TRAJECTORY}"
@@ -153,13 +154,3 @@ def yaml_string(text: str) -> str:
 def _escaped(match: re.Match[str]) -> str:
     number = ord(match.group())
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
-
-
-def _model_name(name: str | None) -> str:
-    """With the provider in front by which the program chooses its client; OpenAI's unless the task says otherwise."""
-    name = name or "polarq"
-    return name if name.startswith(("openai/", "anthropic/")) else f"openai/{name}"
-
-
-def _given(section: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in section.items() if value is not None}

@@ -64,7 +64,9 @@ def verdict_of(report: HarnessReport, seen: CallsSeen) -> Verdict | None:
     if seen.problem == _LIMIT:
         return Verdict(Boundary.HARNESS, "call_limit", f"{seen.problem_text}; {ended}")
     if seen.problem == _REFUSED:
-        return Verdict(Boundary.MODEL, "model_refused", f"the last model call was refused ({seen.problem_text}); {ended}")
+        return Verdict(
+            Boundary.MODEL, "model_refused", f"the last model call was refused ({seen.problem_text}); {ended}"
+        )
     if not report.ok:
         return None
     if seen.problem:

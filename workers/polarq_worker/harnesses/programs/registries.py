@@ -1,7 +1,8 @@
 """The worker's own settings of package registries, lent to a sandbox while a harness's program is installed in it.
 
 What npm, pip and uv are told on this machine (their variables and files: addresses, logins, certificates, proxies)
-holds for installing too. Files of it lie in the sandbox only meanwhile: they are in no snapshot, and no agent sees them.
+holds for installing too. Files of it lie in the sandbox only meanwhile: they are in no snapshot, and no agent sees
+them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Registries:
         values = {name: env[name] for name in PROXY_VARIABLES if env.get(name)}
         values |= {f"PIP_{key.replace('-', '_').upper()}": value for key, value in pip.items()}
         values |= _uv(env, pip)
-        files, named = {}, {}
+        files: dict[str, bytes] = {}
+        named: dict[str, tuple[str, ...]] = {}
         if npm:
             files["npmrc"], named["npmrc"] = npm.encode(), ("NPM_CONFIG_USERCONFIG",)
         uv_file = Path(env.get("UV_CONFIG_FILE") or home / ".config/uv/uv.toml")

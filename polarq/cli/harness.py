@@ -1,0 +1,188 @@
+"""`polarq harness`: which agent programs there are, what each can be told, and whether a release of one works here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from polarq.cli.options import Json
+from polarq.cli.outcome import ExitCode, Unusable, command
+from polarq.cli.terminal import Column, Screen, print_json, print_table, shown
+from polarq.errors import InvalidInput
+from polarq.registry import names, plugin
+
+harness = typer.Typer(help="The agent programs that tasks can run: list, show, check.", no_args_is_help=False)
+
+COLUMNS = (Column("harness"), Column("program"), Column("version"), Column("supported"), Column("dialects"))
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A harness, as `polarq harness list` names it.")]
+
+
+@harness.command("list")
+@command
+def list_(as_json: Json = False) -> ExitCode:
+    """List the installed harnesses."""
+    found = [_told(name) for name in names("harnesses")]
+    if as_json:
+        print_json({"harnesses": found})
+        return ExitCode.OK
+    screen = Screen()
+    rows = [
+        [Text(shown(one.get(key) or "-")) for key in ("harness", "program", "version", "supported")]
+        + [Text(", ".join(one.get("dialects", [])) or "-")]
+        for one in found
+    ]
+    print_table(screen, COLUMNS, rows)
+    return ExitCode.OK
+
+
+@harness.command()
+@command
+def show(name: Name, as_json: Json = False) -> ExitCode:
+    """Show what a harness runs, where that comes from, and what a task can tell it."""
+    told = _told(name, whole=True)
+    if as_json:
+        print_json(told)
+        return ExitCode.OK
+    screen = Screen()
+    settings = told.pop("settings", {})
+    for key, value in told.items():
+        text = ", ".join(map(str, value)) if isinstance(value, list) else value
+        screen.say((f"{key}: ", "bold"), shown(text if text != "" else "-", limit=2000))
+    for setting, how in settings.items():
+        screen.say(("  agent.settings.", "dim"), shown(setting), ("  ", ""), (shown(how), "dim"))
+    return ExitCode.OK
+
+
+@harness.command()
+@command
+def check(
+    name: Name,
+    version: Annotated[
+        str | None,
+        typer.Option("--version", metavar="V", help="A release to try, supported or not.", show_default=False),
+    ] = None,
+    dialect: Annotated[
+        list[str] | None,
+        typer.Option("--dialect", metavar="D", help="Only this API (may be repeated).", show_default=False),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="CHECK", help="Only this check (may be repeated).", show_default=False),
+    ] = None,
+    backend: Annotated[str, typer.Option("--backend", help="The sandbox: local, docker, ...")] = "local",
+    image: Annotated[
+        str, typer.Option("--image", help="Its image, where the backend needs one.", show_default=False)
+    ] = "",
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            "--cache", metavar="FOLDER", help="Keeps what is installed, for the next time.", show_default=False
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> ExitCode:
+    """Run a harness's real program here against a scripted model, and say what broke.
+
+    It is installed as a node would do it, in a sandbox without a network, and answered through the real proxy.
+    """
+    screen = Screen()
+    broken, found = 0, []
+    for one in _checked(name, version, dialect, only, backend, image, cache):
+        found.append(one)
+        broken += not one["ok"]
+        if not as_json:
+            verdict = ("ok    ", "green") if one["ok"] else ("BROKEN", "red")
+            screen.say(verdict, "  ", f"{one['dialect']}  ", (one["check"], "bold"), "  ", shown(one["detail"]))
+            screen.file.flush()
+    if as_json:
+        print_json({"harness": name, "ok": not broken, "findings": found})
+    else:
+        said = next((one["version"] for one in found if one["version"]), "")
+        screen.say(f"{name} {said}: {len(found)} checks, {broken} broken")
+    return ExitCode.FAILED if broken else ExitCode.OK
+
+
+def _checked(
+    name: str,
+    version: str | None,
+    dialects: list[str] | None,
+    only: list[str] | None,
+    backend: str,
+    image: str,
+    cache: Path | None,
+) -> Iterator[dict[str, Any]]:
+    try:
+        from polarq.testing.conformance import bench, checks, scenario
+    except ModuleNotFoundError as exc:
+        raise Unusable(f"checking needs '{exc.name}': pip install 'polarq[demo]'") from exc
+    preset = _preset(name)
+    wanted = [check for check in checks.CHECKS if not only or check in only]
+    if unknown := set(only or ()) - set(checks.CHECKS):
+        raise InvalidInput("--only", [f"there is no check '{', '.join(sorted(unknown))}' ({', '.join(checks.CHECKS)})"])
+    spoken = list(dialects or preset.dialects)
+    if unknown := set(spoken) - set(preset.dialects):
+        raise InvalidInput("--dialect", [f"{name} does not speak {', '.join(sorted(unknown))}"])
+    told = scenario.load(name, preset.conformance)
+    if version is not None:
+        settings = {**told.agent.get("settings", {}), "version": version, "untested_version": True}
+        told = told.model_copy(update={"agent": {**told.agent, "settings": settings}})
+    runtime = {"backend": backend, **({"image": image} if image else {})}
+    for one in spoken:
+        with bench.Bench(told, one, runtime, cache=cache or bench.default_cache()) as here:
+            for finding in checks.Suite(here).run(wanted):
+                yield {
+                    "harness": name,
+                    "dialect": one,
+                    "backend": backend,
+                    "check": finding.check,
+                    "ok": finding.ok,
+                    "detail": finding.detail,
+                    "version": finding.version,
+                    "date": datetime.now(UTC).date().isoformat(),
+                }
+
+
+def _preset(name: str) -> Any:
+    found = plugin("harnesses", name)
+    if not hasattr(found, "program"):
+        raise InvalidInput(f"harness '{name}'", ["it runs whatever its task says: there is no program to check"])
+    return found
+
+
+def _told(name: str, *, whole: bool = False) -> dict[str, Any]:
+    """What a class says of itself: of a preset, its program; of any other, what its text begins with."""
+    found = plugin("harnesses", name)
+    if not hasattr(found, "program"):
+        module = inspect.getmodule(found)
+        text = " ".join(((module and module.__doc__) or found.__doc__ or "").split("\n\n")[0].split())
+        return {"harness": name, "program": "", "version": "", "supported": "", **({"about": text} if whole else {})}
+    program = found.program
+    told = {
+        "harness": name,
+        "program": found.title,
+        "version": program.versions.default,
+        "supported": str(program.versions),
+        "dialects": list(found.dialects),
+    }
+    if not whole:
+        return told
+    return {
+        **told,
+        "package": f"{program.package} ({program.kind})",
+        "mcp servers": sorted(found.mcp_transports) or "none",
+        "skills": "yes" if found.takes_skills else "no",
+        "kept files": list(found.kept),
+        "settings": dict(_settings(found.settings_class)),
+    }
+
+
+def _settings(model: Any) -> Iterator[tuple[str, str]]:
+    for key, field in model.model_fields.items():
+        kind = inspect.formatannotation(field.annotation)
+        yield key, f"{kind} = {field.default!r}"

@@ -1,0 +1,78 @@
+"""The table of findings in the docs: python -m polarq.testing.conformance.table FOLDER FILE.
+
+FOLDER holds what runs of the suite wrote (`write`), a file per program, dialect and backend; FILE is made anew of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polarq.testing.conformance.checks import CHECKS
+
+HEAD = """# Agent programs
+
+Each program below was installed at the version shown and run by polarq's conformance suite (`polarq harness check NAME`,
+`make test-harnesses`): unmodified, in a sandbox without a network, through the real proxy, against a scripted model.
+`polarq harness show NAME` says what a task can tell it.
+
+This file is made by `make test-harnesses`; [how to add a program](adding-a-harness.md) is another page.
+"""
+
+
+def write(folder: Path, findings: Sequence[Mapping[str, Any]]) -> None:
+    """Keeps the findings of one program in one dialect and backend, beside those of other checks of earlier runs."""
+    first = findings[0]
+    file = folder / f"{first['harness']}-{first['dialect']}-{first['backend']}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    known = json.loads(file.read_text("utf-8")) if file.exists() else []
+    found = {one["check"]: one for one in [*known, *findings]}
+    file.write_text(json.dumps([found[check] for check in CHECKS if check in found], indent=1) + "\n", "utf-8")
+
+
+def page(folder: Path) -> str:
+    """The whole page, as Markdown."""
+    rows, notes = [], []
+    for file in sorted(folder.glob("*.json")):
+        findings = {one["check"]: one for one in json.loads(file.read_text("utf-8"))}
+        newest = max(findings.values(), key=lambda one: one["date"])
+        version = next((one["version"] for one in findings.values() if one["version"]), "")
+        cells = [newest["harness"], version, newest["dialect"], newest["backend"]]
+        for check in CHECKS:
+            finding = findings.get(check)
+            mark = "" if finding is None else "yes" if finding["ok"] else "**no**"
+            if finding is not None and finding["detail"]:
+                notes.append(
+                    f"{newest['harness']} ({newest['dialect']}, {newest['backend']}), {check}: {finding['detail']}"
+                )
+                mark += f" [{len(notes)}]"
+            cells.append(mark)
+        rows.append([*cells, newest["date"]])
+    head = ["harness", "version", "dialect", "sandbox", *CHECKS, "date"]
+    lines = [_row(head), _row("---" for _ in head), *map(_row, rows)]
+    numbered = [f"{number}. {note}" for number, note in enumerate(notes, 1)]
+    return "\n".join([HEAD, *lines, "", *numbered, *([""] if numbered else []), LEGEND])
+
+
+LEGEND = """What the columns mean stands in `polarq/testing/conformance/checks.py`. An empty cell was not run. A note
+with `yes` says how the program differs from most; that is what the suite expects of it.
+"""
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m polarq.testing.conformance.table")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("file", type=Path)
+    given = parser.parse_args()
+    given.file.write_text(page(given.folder), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

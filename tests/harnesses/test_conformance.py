@@ -1,0 +1,75 @@
+"""Every program that a preset installs, for real, through the conformance suite (`make test-harnesses`)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polarq import bubblewrap
+from polarq.registry import plugin
+from polarq.testing.conformance.bench import Bench, default_cache
+from polarq.testing.conformance.checks import CHECKS, Finding, Suite
+from polarq.testing.conformance.scenario import CheckName, load, shipped
+from polarq.testing.conformance.table import write
+
+from ..needs import not_here
+
+IMAGE = os.environ.get("POLARQ_BASE_IMAGE", "polarq-base:local")
+IN_DOCKER: tuple[CheckName, ...] = ("works", "continues", "quiet", "overflow", "timed_out")
+"""What a container may change."""
+
+Case = tuple[str, str, str]
+
+
+def cases() -> Iterator[Any]:
+    for name in shipped():
+        for number, dialect in enumerate(plugin("harnesses", name).dialects):
+            for backend in ("local", "docker") if not number else ("local",):
+                marks = [pytest.mark.harness, pytest.mark.xdist_group(f"{name}-{backend}")]
+                marks += [pytest.mark.docker] if backend == "docker" else []
+                yield pytest.param((name, dialect, backend), id=f"{name}-{dialect}-{backend}", marks=marks)
+
+
+@pytest.fixture(scope="module", params=list(cases()))
+def suite(request: pytest.FixtureRequest) -> Iterator[tuple[Case, Suite]]:
+    name, dialect, backend = request.param
+    runtime: dict[str, Any] = {"backend": backend}
+    if backend == "docker":
+        runtime["image"] = IMAGE
+        try:
+            subprocess.run(["docker", "image", "inspect", IMAGE], check=True, capture_output=True, timeout=60)
+        except (OSError, subprocess.SubprocessError):
+            not_here(f"no Docker daemon with an image {IMAGE} (.ci/docker-up makes both)")
+    elif why := bubblewrap.why_not():
+        not_here(why)
+    cache = Path(os.environ.get("HARNESS_CACHE") or default_cache())
+    with Bench(load(name, plugin("harnesses", name).conformance), dialect, runtime, cache=cache) as bench:
+        yield (name, dialect, backend), Suite(bench)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_program(suite: tuple[Case, Suite], check: CheckName) -> None:
+    case, checks = suite
+    if case[2] == "docker" and check not in IN_DOCKER:
+        pytest.skip("looked at in local sandboxes")
+    finding = checks.one(check)
+    _keep(case, finding)
+    assert finding.ok, finding.detail
+
+
+def _keep(case: Case, finding: Finding) -> None:
+    if folder := os.environ.get("HARNESS_RESULTS"):
+        harness, dialect, backend = case
+        told = {"harness": harness, "dialect": dialect, "backend": backend, "check": finding.check}
+        today = datetime.now(UTC).date().isoformat()
+        write(
+            Path(folder),
+            [{**told, "ok": finding.ok, "detail": finding.detail, "version": finding.version, "date": today}],
+        )
