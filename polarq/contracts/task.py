@@ -19,6 +19,7 @@ from pydantic_core import to_json
 from polarq.contracts.artifacts import ArtifactSpec
 from polarq.contracts.base import ID_PATTERN, Contract
 from polarq.contracts.evaluators import check_evaluator
+from polarq.contracts.require import Require
 from polarq.contracts.specs import (
     AgentSpec,
     BuilderSpec,
@@ -87,6 +88,8 @@ class Task(Contract):
     """Limits and sampling parameters of the rollout's model calls."""
     artifacts: list[ArtifactSpec] = Field([], max_length=100)
     """Files of the sandbox that come back with the result."""
+    require: Require = Require()
+    """How faithful a rollout's trajectory must be for it to count."""
 
     @field_validator("instruction")
     @classmethod

@@ -15,8 +15,9 @@ from polarq.contracts import (
     StepReport,
     Trajectory,
 )
+from polarq.contracts.require import Require
 from polarq.store.grants import GrantUse
-from polarq_worker.outcomes import final_outcome, harness_outcome, worth_scoring
+from polarq_worker.outcomes import StageFailed, failed, faithful, final_outcome, harness_outcome, worth_scoring
 
 S = RolloutState
 B = Boundary
@@ -84,3 +85,17 @@ def test_only_the_policys_own_doing_with_tokens_and_a_due_reward_is_trainable(
 def test_a_rollout_without_model_calls_says_so() -> None:
     outcome = final_outcome(Outcome(state=S.COMPLETED), trajectory(0), Reward(outcome=0, evaluator="e"), scored=True)
     assert (outcome.reason, outcome.trainable) == ("no_model_calls", False)
+
+
+def test_a_trajectory_that_misses_what_its_task_requires_ends_the_rollout() -> None:
+    whole, half, require = trajectory(4), trajectory(4, 2), Require(trainable_fraction=1)
+    completed = Outcome(state=S.COMPLETED)
+    faithful(require, completed, whole)
+    with pytest.raises(StageFailed) as missed:
+        faithful(require, completed, half)
+    outcome = missed.value.outcome
+    assert (outcome.state, outcome.boundary, outcome.reason) == (S.FAILED, B.BUILDER, "fidelity")
+    assert "trainable_fraction is 0.5, at least 1 is required" in outcome.message
+    assert not outcome.trainable
+    # A failure that is not the policy's doing says more.
+    faithful(require, failed(B.MODEL, "model_failed", "why").outcome, half)
