@@ -31,16 +31,18 @@ class Report:
         return self.skipped[DAMAGED]
 
 
-def export(groups: Iterable[Group], form: Format, parts: Parts, told: Callable[[int], None] | None = None) -> Report:
-    """Writes what has not been written, and the whole. `told` hears of each rollout that is through (how many now)."""
+def export(groups: Iterable[Callable[[], Group]], form: Format, parts: Parts, told: Callable[[float], None]) -> Report:
+    """Writes what has not been written, and the whole. `told` hears how many groups are through,
+    each in as many steps as it has rollouts."""
     made: dict[str, list[Record]] = {}
     skipped: dict[str, str] = {}
     tokens, waiting = 0, 0
-    for group in groups:
+    for read in groups:
+        group = read()
         waiting += group.waiting
         left = [rollout for rollout in group.rollouts if rollout.rollout_id not in parts.seen]
-        if told is not None:
-            told(len(group.rollouts) - len(left))
+        each = 1 / max(1, len(group.rollouts))
+        told(1 - len(left) * each)
         passed_over = form.passed_over(group) if left else {}
         for rollout in left:
             try:
@@ -55,8 +57,7 @@ def export(groups: Iterable[Group], form: Format, parts: Parts, told: Callable[[
                 skipped[rollout.rollout_id] = NO_TRAJECTORY
             except PayloadCorrupt:
                 skipped[rollout.rollout_id] = DAMAGED
-            if told is not None:
-                told(1)
+            told(each)
             if tokens > PART_TOKENS or len(made) + len(skipped) >= PART_ROLLOUTS:
                 parts.add(made, skipped)
                 made, skipped, tokens = {}, {}, 0
