@@ -66,7 +66,7 @@ def test_a_result_of_polar_itself_is_read_for_what_it_holds(tmp_path: Path) -> N
             "metadata": {"evaluation": {"strategy": "e", "outcome_reward": 0.5, "trace_rewards": None}},
         },
     }  # fmt: skip
-    failed = {**session_, "session_id": "77aa", "status": "ERROR", "error": "boom", "trajectory": {"traces": []}}
+    failed: dict[str, Any] = {**session_, "session_id": "77aa", "status": "ERROR", "error": "boom", "trajectory": {"traces": []}}
     target = tmp_path / "p.jsonl"
     target.write_text(json.dumps(session_) + "\n" + json.dumps(failed) + "\n")
     first, second = read_results(target)
@@ -107,12 +107,6 @@ def test_an_atif_document_says_what_was_done_and_sampled(atif: Any, tmp_path: Pa
 def test_atif_documents_come_back_as_the_same_rows(atif: Any, tmp_path: Path) -> None:
     failed = result(4, outcome=FAILED)
     results = [result(0), with_tools(1, reward=0.5), result(2, reward=None), result(3, calls=[]), failed]
-        result(0),
-        with_tools(1, reward=0.5),
-        result(2, reward=None),
-        result(3, calls=[]),
-        result(4, outcome=FAILED),
-    ]
     report = written(Atif(), tmp_path / "docs", *results)
     assert (report.rollouts, report.skipped) == (4, {"nothing sampled": 1})
     back = {one.rollout_id: one for one in read_results(tmp_path / "docs")}
