@@ -103,6 +103,7 @@ def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fide
         missing_logprobs=sum(1 for c in completions for value in c.logprobs if value is None),
         forged_control_tokens=sum(c.forged for c in completions),
         side_calls=sum(1 for c in completions if c.label is CompletionLabel.SIDE),
+        side_tokens=sum(len(c.sampled_ids) for c in completions if c.label is CompletionLabel.SIDE),
         incomplete_calls=sum(1 for c in completions if c.incomplete),
         empty_calls=sum(1 for c in completions if not c.sampled_ids),
         versions=versions,
