@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints, ValidationError, field_validator
 
+from polarq.contracts.answers import ExactMatchConfig, JsonSchemaConfig, MathVerifyConfig
 from polarq.contracts.base import Contract, problems_of
 from polarq.contracts.specs import EvaluatorSpec
 
@@ -83,6 +84,9 @@ class TestOnOutputConfig(Contract):
 
 
 _CONFIGS: dict[str, type[Contract]] = {
+    "exact_match": ExactMatchConfig,
+    "json_schema": JsonSchemaConfig,
+    "math_verify": MathVerifyConfig,
     "session_completed": SessionCompletedConfig,
     "test_on_output": TestOnOutputConfig,
 }
