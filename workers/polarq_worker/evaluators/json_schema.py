@@ -28,9 +28,7 @@ class JsonSchemaEvaluator(Evaluator):
     def __init__(self, spec: EvaluatorSpec) -> None:
         super().__init__(spec)
         if importlib.util.find_spec("jsonschema") is None:
-            raise UnknownPlugin(
-                "evaluator 'json_schema' needs polarq[worker] on the node (pip install 'polarq[worker]')"
-            )
+            raise UnknownPlugin("evaluator 'json_schema' needs polarq[worker] on the node (pip install it)")
         self._config = JsonSchemaConfig.parse(spec.config, what="evaluator.config")
 
     async def evaluate(self, context: EvaluationContext) -> Reward:

@@ -49,7 +49,5 @@ class MathVerifyEvaluator(Evaluator):
         except TooMuch as exc:
             return self.verdict(0.0, {**evidence, "why": f"it could not be worked out in {CPU_S} s: {exc}"})
         if reply["unreadable"]:
-            raise EvaluatorFault(
-                f"evaluator.config.expected: {reply['unreadable'][0]!r} is nothing math-verify can read"
-            )
+            raise EvaluatorFault(f"evaluator.config.expected: {reply['unreadable'][0]!r} cannot be read by math-verify")
         return self.verdict(1.0 if reply["fits"] is True else 0.0, {**evidence, "read": reply["read"]})
