@@ -158,6 +158,9 @@ class Reward(Contract):
 
     outcome: float
     trace_rewards: list[float] | None = None
+    """One per trace, in place of `outcome`."""
+    turn_rewards: list[list[float]] | None = None
+    """Per trace, one per turn: credit beside the trace's reward."""
     evaluator: str
     report: dict[str, Any] = {}
     """The evaluator's evidence: JSON, small."""

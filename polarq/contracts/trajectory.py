@@ -23,6 +23,8 @@ class Turn(Contract):
     """Why its tokens have mask 0; None: they have mask 1."""
     grammar: str | None = None
     """What constrained its sampling: a plain forward pass does not give its log-probabilities again."""
+    reward: float | None = None
+    """The evaluator's credit for this call alone, where it gives one."""
 
 
 class BranchCause(StrEnum):
