@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from polarq_worker.runtimes.apptainer.inside import cgroup_folders
+from polarq_worker.runtimes.base import ExecResult
 
 CGROUPS = Path("/sys/fs/cgroup")
+OUT_OF_MEMORY = "its memory was used up, and the kernel killed a process of it"
 
 
 def problem() -> str:
@@ -39,3 +42,10 @@ def out_of_memory_kills(pid: int) -> int:
             words = dict(line.split()[:2] for line in text.splitlines() if len(line.split()) >= 2)
             kills += int(words.get("oom_kill", 0))
     return kills
+
+
+def with_memory(result: ExecResult, pid: int, killed: int) -> ExecResult:
+    """The result, which says so when more than the `killed` of before were killed for want of memory meanwhile."""
+    if out_of_memory_kills(pid) <= killed:
+        return result
+    return replace(result, out_of_memory=True, message="; ".join(filter(None, (result.message, OUT_OF_MEMORY))))

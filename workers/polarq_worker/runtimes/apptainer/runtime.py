@@ -33,22 +33,21 @@ from polarq_worker.runtimes.apptainer.files import InsideFiles
 from polarq_worker.runtimes.apptainer.images import Image, bring
 from polarq_worker.runtimes.apptainer.instance import Instance, Note, kill_within, name_of, stop_noted
 from polarq_worker.runtimes.apptainer.layers import Layers
-from polarq_worker.runtimes.apptainer.limits import out_of_memory_kills
+from polarq_worker.runtimes.apptainer.limits import OUT_OF_MEMORY, out_of_memory_kills, with_memory
 from polarq_worker.runtimes.apptainer.program import Program, find
-from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout, Snapshot
+from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, SandboxLayout, Snapshot
 from polarq_worker.runtimes.commands import Commands, Order
 from polarq_worker.runtimes.confined import Progress
-from polarq_worker.runtimes.fetched import Fetched
 from polarq_worker.runtimes.folder import in_thread, remove_tree, write_private
 from polarq_worker.runtimes.processes import ProcessTree, Walls, WardenLost, uninterrupted
 from polarq_worker.runtimes.starting import Starting
 from polarq_worker.runtimes.texts import cannot
+from polarq_worker.runtimes.transfers import OpenedRuntime
 
 INSIDE = Path(__file__).with_name("inside.py")
-OUT_OF_MEMORY = "its memory was used up, and the kernel killed a process of it"
 
 
-class ApptainerRuntime(Runtime):
+class ApptainerRuntime(OpenedRuntime):
     """See the module's text."""
 
     reach = Reach.NODE
@@ -278,14 +277,10 @@ class ApptainerRuntime(Runtime):
         if result.kind is ExecKind.SANDBOX_LOST:
             self._lost = self._lost or await self._why_lost(killed)
             return replace(result, message=self._lost)
-        return result if result.ok else await self._with_memory(result, killed)
-
-    async def _with_memory(self, result: ExecResult, killed: int) -> ExecResult:
-        """Says so when the memory was used up meanwhile."""
-        assert self._instance is not None
-        if await in_thread(out_of_memory_kills, self._instance.pid) <= killed:
+        if result.ok:
             return result
-        return replace(result, out_of_memory=True, message="; ".join(filter(None, (result.message, OUT_OF_MEMORY))))
+        told: ExecResult = await in_thread(with_memory, result, self._instance.pid, killed)
+        return told
 
     async def _why_lost(self, killed: int) -> str:
         assert self._instance is not None
@@ -297,28 +292,7 @@ class ApptainerRuntime(Runtime):
 
     # --- files
 
-    async def put_file(self, source: Path, target: str) -> None:
-        progress = Progress()
-        await self._moved("upload to", progress, confined.put_file, target, source, progress)
-
-    async def put_dir(self, source: Path, target: str) -> None:
-        progress = Progress()
-        await self._moved("upload to", progress, confined.put_dir, target, source, progress)
-
-    async def put_bytes(self, data: bytes, target: str, mode: int = 0o644) -> None:
-        await self._moved("write", Progress(), confined.put_bytes, target, data, mode)
-
-    async def get_file(self, source: str, target: Path, max_bytes: int) -> None:
-        progress = Progress(max_bytes=max_bytes)
-        await self._moved("fetch", progress, confined.get_file, source, target, progress)
-
-    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> Fetched:
-        progress = Progress(max_bytes=max_bytes, max_files=max_files)
-        fetched = await self._moved("fetch", progress, confined.get_dir, source, target, progress)
-        assert isinstance(fetched, Fetched)
-        return fetched
-
-    async def _moved(
+    async def _transfer(
         self, what: str, progress: Progress, function: confined.Transfer, path: str, *args: object
     ) -> object:
         if self._lost or self._files is None:
