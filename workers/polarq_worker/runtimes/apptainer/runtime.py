@@ -28,7 +28,7 @@ from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault, SandboxLost
 from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes import confined, shm
-from polarq_worker.runtimes.apptainer import environment, wishes
+from polarq_worker.runtimes.apptainer import environment, limits, wishes
 from polarq_worker.runtimes.apptainer.files import InsideFiles
 from polarq_worker.runtimes.apptainer.images import Image, bring
 from polarq_worker.runtimes.apptainer.instance import Instance, Note, kill_within, name_of, stop_noted
@@ -143,9 +143,12 @@ class ApptainerRuntime(OpenedRuntime):
         self._image_id = image.digest
         if snapshot is not None:
             await in_thread(self._hold, snapshot)
+        group = limits.own_group(self.spec, self.host, self.runtime_id)
         note = Note(self._name, self.runtime_id, self.host.node_id, program.path)
+        if group is not None:
+            note = replace(note, cgroups=tuple(group.folders))
         self._instance = instance = Instance(program, note, Path(self.handle), self.root / "run")
-        chosen = wishes.options(self.spec, online=online, overlay=self.root / "overlay", layers=self._layers)
+        chosen = wishes.options(self.spec, self.host, online=online, overlay=self.root / "overlay", layers=self._layers)
         await instance.start(image.path, chosen)
         of_image = await environment.of_image(program, self._name, self.spec.image, self.root / "run")
         self._environment = WayOut(cut_off=not online).stripped(of_image)
@@ -156,7 +159,11 @@ class ApptainerRuntime(OpenedRuntime):
             )
             self._tree = ProcessTree(self.root / "run" / "warden.stderr", inside)
             await self._tree.start()
-            self._commands = Commands(self._tree, walled=False, most_processes=self.spec.max_processes)
+            if group is not None:
+                await in_thread(group.make)
+                await in_thread(group.take_in, self._tree.warden_pid)
+            most = limits.most_processes(self.spec, self.host)
+            self._commands = Commands(self._tree, walled=False, most_processes=most)
             self._lost = ""
             await in_thread(files.make, self._layout, self.workdir, self.spec.user)
         except OSError as exc:
