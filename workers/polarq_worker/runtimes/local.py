@@ -158,6 +158,7 @@ class LocalRuntime(OpenedRuntime):
             return []
         # At a worker's start, so that no rollout waits for it.
         await asyncio.to_thread(bubblewrap.why_not)
+        await asyncio.to_thread(bubblewrap.own_users)
         kept = Kept(host.folder)
         swept, stubborn = [], []
         for record in cast("list[Record]", await _kept(kept.records)):
