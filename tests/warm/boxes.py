@@ -83,6 +83,14 @@ class UnkeptBox(SnapBox):
         raise CannotBeKept("its files name their own folder")
 
 
+class AskingBox(PlainBox):
+    """Runs a command to find out whether it lives."""
+
+    async def alive(self) -> bool:
+        self.tell("asked", self.runtime_id)
+        return (await self.exec("true", timeout_s=60)).ok
+
+
 class FullBox(SnapBox):
     """Of a disk that has room for sandboxes, and for no snapshot."""
 
