@@ -91,6 +91,14 @@ class AskingBox(PlainBox):
         return (await self.exec("true", timeout_s=60)).ok
 
 
+class ImageBox(SnapBox):
+    """Its image is, whatever its name, what the file `env.DIGEST` says."""
+
+    @classmethod
+    async def resolve_image(cls, spec: RuntimeSpec, host: Host) -> str:
+        return Path(spec.env["DIGEST"]).read_text()
+
+
 class FullBox(SnapBox):
     """Of a disk that has room for sandboxes, and for no snapshot."""
 
