@@ -34,7 +34,7 @@ def rebuilt(builder: Builder, result: RolloutResult, calls: Sequence[Completion]
         trajectory = trajectory.model_copy(update={"fidelity": kept})
     reward = None
     if result.reward is not None:
-        reward = result.reward.model_copy(update={})
+        reward = result.reward.model_copy(update={"trace_rewards": None})
         trajectory = rewarded(trajectory, reward)
     trainable = result.outcome.trainable and trajectory.fidelity.trainable_tokens > 0
     return result.model_copy(
