@@ -29,18 +29,22 @@ def import_files(
     ],
     as_json: Json = False,
 ) -> ExitCode:
-    """Read exported results back into an archive. What is there already is never overwritten."""
+    """Read exported results back into an archive. What is there is never overwritten; a killed import is done again."""
     archive = Archive(to)
     counts: Counter[str] = Counter()
     for path in files:
         for result in read_results(path):
             if archive.has(result.task_id, result.index):
-                raise InvalidInput(result.rollout_id, [f"is in the archive {to} already; choose another --to"])
+                if archive.result(result.task_id, result.index) != result:
+                    raise InvalidInput(result.rollout_id, [f"another one is in the archive {to}; choose another --to"])
+                counts["there"] += 1
+                continue
             archive.put(result)
             counts["rollouts"] += 1
             counts["traces"] += len(result.trajectory.traces) if result.trajectory is not None else 0
     if as_json:
-        print_json({"archive": to, "rollouts": counts["rollouts"], "traces": counts["traces"]})
+        print_json({"archive": to, **{name: counts[name] for name in ("rollouts", "traces", "there")}})
     else:
-        Screen().say(f"{counts['traces']} traces of {counts['rollouts']} rollouts in ", (shown(to), "bold"))
+        known = f"; {counts['there']} were there" if counts["there"] else ""
+        Screen().say(f"{counts['traces']} traces of {counts['rollouts']} rollouts in ", (shown(to), "bold"), known)
     return ExitCode.OK

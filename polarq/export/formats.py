@@ -65,6 +65,8 @@ def _of_json(path: Path) -> Iterator[RolloutResult]:
     document = _document(path)
     if "trajectory" in document and "session_id" in document:
         return results_of_sessions([document])
+    if isinstance(document.get("results"), list):  # Polar's TaskStatus or TaskResult
+        return results_of_sessions(document["results"])
     return iter([result_of_document(document, _name(path))])
 
 

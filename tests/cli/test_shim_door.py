@@ -84,6 +84,24 @@ def test_show_of_a_task_and_of_a_rollout_is_the_same_through_both_doors(
     assert theirs.json == ours.json
 
 
+def test_an_export_is_the_same_through_both_doors(
+    client: Client, cli: Cli, t: str, shim: str, token: None, tmp_path: Path
+) -> None:
+    record(client, task(t, 3, run_id=f"run-{t}"))
+    finish(client, f"{t}.0")
+    finish(client, f"{t}.1", failed("exit 3"), None)
+    for target in ((t,), ("--run", f"run-{t}")):
+        files = [tmp_path / f"{len(target)}-{door}.jsonl" for door in ("redis", "shim")]
+        ours = cli("export", *target, "--to", str(files[0]), "--json")
+        theirs = cli("export", *target, "--to", str(files[1]), "--json", "--url", shim)
+        assert (ours.code, but(theirs.json, "file")) == (0, but(ours.json, "file"))
+        assert files[0].read_bytes() == files[1].read_bytes() != b""
+    ran = cli("export", t, "--format", "completions", "--to", str(tmp_path / "c"), "--url", shim)
+    assert (ran.code, "captured calls are in Redis alone" in ran.err) == (2, True)
+    ran = cli("export", "--run", "none", "--to", str(tmp_path / "n.jsonl"), "--url", shim)
+    assert (ran.code, "no task of run 'none' in the ledger" in ran.err) == (2, True)
+
+
 def test_submit_follows_the_task_over_http(
     cli: Cli, deployment: Path, t: str, shim: str, token: None, tmp_path: Path
 ) -> None:

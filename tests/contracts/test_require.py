@@ -29,6 +29,7 @@ def test_nothing_required_is_never_missed() -> None:
         ({"trainable_fraction": 1.0}, {"sampled_tokens": 9, "side_tokens": 5, "trainable_tokens": 4}, []),
         ({"trainable_fraction": 1.0}, {"sampled_tokens": 5, "side_tokens": 5}, []),
         ({"max_breaks": 0}, {"breaks": [Break(seq=1, position=3, cause="x")]}, ["breaks is 1, at most 0 allowed"]),
+        ({"max_traces": 2}, {"traces": 2}, []),
         ({"max_traces": 1}, {"traces": 2}, ["traces is 2, at most 1 allowed"]),
         ({"max_missing_logprobs": 0}, {"missing_logprobs": 1}, ["missing_logprobs is 1, at most 0 allowed"]),
         (

@@ -66,7 +66,13 @@ def test_a_result_of_polar_itself_is_read_for_what_it_holds(tmp_path: Path) -> N
             "metadata": {"evaluation": {"strategy": "e", "outcome_reward": 0.5, "trace_rewards": None}},
         },
     }  # fmt: skip
-    failed: dict[str, Any] = {**session_, "session_id": "77aa", "status": "ERROR", "error": "boom", "trajectory": {"traces": []}}
+    failed: dict[str, Any] = {
+        **session_,
+        "session_id": "77aa",
+        "status": "ERROR",
+        "error": "boom",
+        "trajectory": {"traces": []},
+    }
     target = tmp_path / "p.jsonl"
     target.write_text(json.dumps(session_) + "\n" + json.dumps(failed) + "\n")
     first, second = read_results(target)
@@ -78,6 +84,9 @@ def test_a_result_of_polar_itself_is_read_for_what_it_holds(tmp_path: Path) -> N
     assert first.trajectory.traces[1].untrainable == "no log-probabilities"
     assert (second.rollout_id, second.outcome.state.value, second.outcome.message) == ("t.1", "failed", "boom")
     assert rows(second) == []
+    whole = tmp_path / "task.json"
+    whole.write_text(json.dumps({"task_id": "t", "status": "completed", "results": [session_, failed]}))
+    assert list(read_results(whole)) == [first, second]
     target.write_text(json.dumps({**session_, "status": "LOST"}) + "\n")
     with pytest.raises(InvalidInput, match="session 1 is no SessionResult"):
         list(read_results(target))
@@ -157,13 +166,16 @@ def test_contents_that_atif_has_no_word_for_stay_valid(atif: Any, tmp_path: Path
     messages = [
         {"role": "developer", "content": "d"},
         {"role": "tool", "tool_call_id": "nobody", "content": "early"},
+        {"role": "assistant", "content": "", "tool_calls": [TOOL]},
+        {"role": "tool", "tool_call_id": "nobody", "content": "whose?"},
         {"role": "user", "content": [{"type": "text", "text": "see"}, picture, {"type": "audio", "x": 1}]},
     ]
     reply = {"role": "assistant", "content": [{"type": "text", "text": "t"}], "tool_calls": [odd]}
     written(Atif(), tmp_path / "docs", result(0, [call(0, [1], [2], messages=messages, reply=reply)]))
     document = atif.Trajectory.model_validate_json((tmp_path / "docs" / "t.0.json").read_text())
-    assert [part.type for part in document.steps[2].message] == ["text", "image", "text"]
-    assert document.steps[3].tool_calls[0].extra == {"arguments_text": "not json"}
+    assert [(r.source_call_id, r.content) for r in document.steps[2].observation.results] == [(None, "whose?")]
+    assert [part.type for part in document.steps[3].message] == ["text", "image", "text"]
+    assert document.steps[4].tool_calls[0].extra == {"arguments_text": "not json"}
 
 
 def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
