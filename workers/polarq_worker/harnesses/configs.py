@@ -30,3 +30,12 @@ def given(data: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: given(value) if isinstance(value, Mapping) else value for key, value in data.items() if value is not None
     }
+
+
+def merged(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, however deep in objects; where both say something, ours holds."""
+    both = dict(theirs)
+    for key, value in ours.items():
+        known = both.get(key)
+        both[key] = merged(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    return both
