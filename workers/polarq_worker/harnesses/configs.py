@@ -32,7 +32,10 @@ def given(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """An object of a configuration that a task brings; empty where there is none of that name."""
-    value = config.get(key)
-    return value if isinstance(value, Mapping) else {}
+def merged(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, however deep in objects; where both say something, ours holds."""
+    both = dict(theirs)
+    for key, value in ours.items():
+        known = both.get(key)
+        both[key] = merged(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    return both

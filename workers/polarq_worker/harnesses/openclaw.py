@@ -15,7 +15,7 @@ from pydantic import Field
 
 from polarq.contracts.specs import McpServerSpec
 from polarq_worker.harnesses.base import HarnessContext
-from polarq_worker.harnesses.configs import as_json, given, table
+from polarq_worker.harnesses.configs import as_json, given, merged
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -112,16 +112,15 @@ class OpenClawHarness(Preset):
             "apiKey": "${OPENAI_API_KEY}",
             "models": [given(model)],
         }
-        servers = {server.name: _mcp(server) for server in self.spec.mcp_servers}
         own = {
             "gateway": {"mode": "local"},
             "models": {"mode": "replace", "providers": {"polarq": provider}},
-            "tools": {**table(wanted.config, "tools"), **given({"allow": wanted.allow}), "deny": wanted.deny},
+            "tools": {"allow": wanted.allow, "deny": wanted.deny},
             "telemetry": {"enabled": False},
             "update": {"checkOnStart": False},
-            "mcp": {"servers": {**table(table(wanted.config, "mcp"), "servers"), **servers}},
+            "mcp": {"servers": {server.name: _mcp(server) for server in self.spec.mcp_servers}},
         }
-        return {**wanted.config, **own}
+        return merged(wanted.config, given(own))
 
 
 def _mcp(server: McpServerSpec) -> dict[str, Any]:
