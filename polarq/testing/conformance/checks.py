@@ -121,6 +121,8 @@ class Suite:
             raise Broken("the rollout is not trainable")
 
     def _continues(self, expected: Expected) -> None:
+        if len(self.plain.whole) < 2:
+            raise Broken(f"there are {len(self.plain.whole)} steps of the task, not two")
         first, second = self.plain.whole[:2]
         known = [*first.prompt_ids, *first.sampled_ids]
         if second.parent != first.seq or second.prompt_ids[: len(known)] != known:

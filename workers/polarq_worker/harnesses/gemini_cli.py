@@ -1,7 +1,7 @@
 """Harness `gemini_cli`: Google's Gemini CLI, over generateContent.
 
 It always gets a model's name (without one it first asks a small model which to take), and the way to log in by its
-settings: without that it does not start. Its settings are those of the system, which no folder's can override.
+settings: without that it does not start.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class GeminiCliHarness(Preset):
     def environment(self, context: HarnessContext) -> Mapping[str, str]:
         return {
             "GEMINI_CLI_HOME": self.folder(context.layout),
-            "GEMINI_CLI_SYSTEM_SETTINGS_PATH": self._settings_path(context),
             # Else it starts itself again to have more memory.
             "GEMINI_CLI_NO_RELAUNCH": "true",
         }
@@ -63,7 +62,7 @@ class GeminiCliHarness(Preset):
         return f"{self.folder(context.layout)}/.gemini/skills"
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
-        return {self._settings_path(context): as_json(self.config())}
+        return {f"{self.folder(context.layout)}/.gemini/settings.json": as_json(self.config())}
 
     def config(self) -> dict[str, Any]:
         """Its settings.json."""
@@ -82,9 +81,6 @@ class GeminiCliHarness(Preset):
             "mcpServers": {server.name: _mcp(server) for server in self.spec.mcp_servers},
         }
         return merged(self.settings.config, own)
-
-    def _settings_path(self, context: HarnessContext) -> str:
-        return f"{self.folder(context.layout)}/settings.json"
 
 
 def _mcp(server: McpServerSpec) -> dict[str, Any]:
