@@ -118,6 +118,8 @@ class OpenClawHarness(Preset):
             "tools": {"allow": wanted.allow, "deny": wanted.deny},
             "telemetry": {"enabled": False},
             "update": {"checkOnStart": False},
+            # It would have each turn put into vectors by a vendor's service.
+            "memory": {"search": {"enabled": False}},
             "mcp": {"servers": {server.name: _mcp(server) for server in self.spec.mcp_servers}},
         }
         return merged(wanted.config, given(own))
