@@ -74,7 +74,7 @@ class HermesHarness(Preset):
     program: ClassVar[PythonProgram] = PythonProgram(
         "hermes-agent",
         "python",
-        Versions("0.19.0", "0.18.0", "0.20.0"),
+        Versions("0.19.0", "0.19.0", "0.20.0"),
         with_=("anthropic>=0.87,<1", "mcp>=1.26,<2"),
     )
     dialects: ClassVar[tuple[str, ...]] = tuple(MODES)

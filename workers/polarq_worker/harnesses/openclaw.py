@@ -59,7 +59,7 @@ class OpenClawHarness(Preset):
     name: ClassVar[str] = "openclaw"
     title: ClassVar[str] = "OpenClaw"
     program: ClassVar[NpmProgram] = NpmProgram(
-        "openclaw", "openclaw", Versions("2026.9.6", "2026.9.1", "2026.10.0"), node="24.16"
+        "openclaw", "openclaw", Versions("2026.9.6", "2026.9.6", "2026.10.0"), node="24.16"
     )
     dialects: ClassVar[tuple[str, ...]] = tuple(APIS)
     settings_class: ClassVar[type[PresetSettings]] = OpenClawSettings
