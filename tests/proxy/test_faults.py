@@ -99,6 +99,7 @@ async def test_an_error_after_status_200(redis_client: Redis, keys: Keys, rest: 
         assert (sse.text(), sse.finish_reasons, sse.ended) == ("half", [], False)
         [error] = sse.errors
         assert words in error["message"]
+        assert int(error["message"].partition(": ")[0]) in {502, 503}
         assert "usage" not in sse.raw.decode()
         [record] = await rig.records()
         assert record.sampled_ids == [1, 2]

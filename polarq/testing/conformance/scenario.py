@@ -110,7 +110,9 @@ class ProgramScenario(Contract):
         first, last = (*made_up, *self.turns[:-1]), self.turns[-1]
 
         def ends(name: str, fault: Fault) -> Script:
-            return Script(name=name, turns=(*first, last.model_copy(update={"fault": fault})))
+            """Where the fault passes, so does it for a program that adds a message instead of asking again."""
+            after = (last,) if fault.times is not None else ()
+            return Script(name=name, turns=(*first, last.model_copy(update={"fault": fault}), *after))
 
         return Scenario(
             name=self.harness,

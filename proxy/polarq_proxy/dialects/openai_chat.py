@@ -121,7 +121,11 @@ class _ChatStream(StreamWriter):
         return out + b"data: [DONE]\n\n"
 
     def fail(self, fault: CallFault) -> bytes:
-        return b"data: " + encode(error_body(fault)) + b"\n\n"
+        body = error_body(fault)
+        if fault.status >= 500:
+            # A stream has no status left to tell; clients that look at the text alone try again at such a number.
+            body["error"]["message"] = f"{fault.status}: {fault.message}"
+        return b"data: " + encode(body) + b"\n\n"
 
     def _choice(self, change: ChoiceDelta) -> dict[str, Any] | None:
         delta = {key: value for key, value in change.delta.items() if value is not None}

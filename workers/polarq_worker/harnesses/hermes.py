@@ -18,7 +18,7 @@ from pydantic import Field
 from polarq.contracts.rollout import StepReport
 from polarq.contracts.specs import McpServerSpec
 from polarq_worker.harnesses.base import HarnessContext
-from polarq_worker.harnesses.configs import as_yaml, given, table
+from polarq_worker.harnesses.configs import as_yaml, given, merged
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -31,6 +31,8 @@ MODES = {
 }
 """Hermes's name for a dialect, and what its address ends in."""
 PROVIDER = "custom:polarq"
+FRESH = {"memory": {"memory_enabled": False, "user_profile_enabled": False}}
+"""Nothing is learnt from one rollout to the next, unless a task's `config` says so."""
 RUN = """\
 import sys
 from pathlib import Path
@@ -72,7 +74,7 @@ class HermesHarness(Preset):
     program: ClassVar[PythonProgram] = PythonProgram(
         "hermes-agent",
         "python",
-        Versions("0.19.0", "0.18.0", "0.20.0"),
+        Versions("0.19.0", "0.19.0", "0.20.0"),
         with_=("anthropic>=0.87,<1", "mcp>=1.26,<2"),
     )
     dialects: ClassVar[tuple[str, ...]] = tuple(MODES)
@@ -110,25 +112,21 @@ class HermesHarness(Preset):
             "discover_models": False,
             "extra_body": sampling or None,
         }
-        agent = {
-            "max_turns": wanted.max_turns,
-            "api_max_retries": wanted.retries,
-            "reasoning_effort": wanted.reasoning_effort,
-        }
         own = {
             "model": {"default": self.model, "provider": PROVIDER, "context_length": wanted.context_window},
             "provider": PROVIDER,
             "custom_providers": [given(provider)],
-            "agent": {**table(wanted.config, "agent"), **given(agent)},
-            "memory": {"memory_enabled": False, "user_profile_enabled": False, **table(wanted.config, "memory")},
-            "security": {**table(wanted.config, "security"), "allow_lazy_installs": False},
-            "model_catalog": {"enabled": False},
-            "mcp_servers": {
-                **table(wanted.config, "mcp_servers"),
-                **{server.name: _mcp(server) for server in self.spec.mcp_servers},
+            "agent": {
+                "max_turns": wanted.max_turns,
+                "api_max_retries": wanted.retries,
+                "reasoning_effort": wanted.reasoning_effort,
             },
+            "security": {"allow_lazy_installs": False},
+            "model_catalog": {"enabled": False},
+            "auxiliary": {"title_generation": {"enabled": False}},
+            "mcp_servers": {server.name: _mcp(server) for server in self.spec.mcp_servers},
         }
-        return {**wanted.config, **own}
+        return merged(merged(FRESH, wanted.config), given(own))
 
     async def results(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> Mapping[str, Any]:
         """Whether it says that it failed, and its own count of calls and tokens."""

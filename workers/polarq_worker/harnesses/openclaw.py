@@ -15,7 +15,7 @@ from pydantic import Field
 
 from polarq.contracts.specs import McpServerSpec
 from polarq_worker.harnesses.base import HarnessContext
-from polarq_worker.harnesses.configs import as_json, given, table
+from polarq_worker.harnesses.configs import as_json, given, merged
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -59,7 +59,7 @@ class OpenClawHarness(Preset):
     name: ClassVar[str] = "openclaw"
     title: ClassVar[str] = "OpenClaw"
     program: ClassVar[NpmProgram] = NpmProgram(
-        "openclaw", "openclaw", Versions("2026.9.6", "2026.9.1", "2026.10.0"), node="24.16"
+        "openclaw", "openclaw", Versions("2026.9.6", "2026.9.6", "2026.10.0"), node="24.16"
     )
     dialects: ClassVar[tuple[str, ...]] = tuple(APIS)
     settings_class: ClassVar[type[PresetSettings]] = OpenClawSettings
@@ -112,16 +112,17 @@ class OpenClawHarness(Preset):
             "apiKey": "${OPENAI_API_KEY}",
             "models": [given(model)],
         }
-        servers = {server.name: _mcp(server) for server in self.spec.mcp_servers}
         own = {
             "gateway": {"mode": "local"},
             "models": {"mode": "replace", "providers": {"polarq": provider}},
-            "tools": {**table(wanted.config, "tools"), **given({"allow": wanted.allow}), "deny": wanted.deny},
+            "tools": {"allow": wanted.allow, "deny": wanted.deny},
             "telemetry": {"enabled": False},
             "update": {"checkOnStart": False},
-            "mcp": {"servers": {**table(table(wanted.config, "mcp"), "servers"), **servers}},
+            # It would have each turn put into vectors by a vendor's service.
+            "memory": {"search": {"enabled": False}},
+            "mcp": {"servers": {server.name: _mcp(server) for server in self.spec.mcp_servers}},
         }
-        return {**wanted.config, **own}
+        return merged(wanted.config, given(own))
 
 
 def _mcp(server: McpServerSpec) -> dict[str, Any]:

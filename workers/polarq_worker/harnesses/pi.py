@@ -15,7 +15,7 @@ from pydantic import Field
 from polarq.contracts.specs import McpServerSpec
 from polarq.errors import InvalidTask
 from polarq_worker.harnesses.base import HarnessContext
-from polarq_worker.harnesses.configs import as_json, given, table
+from polarq_worker.harnesses.configs import as_json, given, merged
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -121,10 +121,10 @@ class PiHarness(Preset):
             "defaultProjectTrust": "never",
             "enableInstallTelemetry": False,
             "cacheWarming": "off",
-            "compaction": {**table(wanted.config, "compaction"), "enabled": wanted.compaction},
-            "retry": {**table(wanted.config, "retry"), **given({"maxRetries": wanted.retries})},
+            "compaction": {"enabled": wanted.compaction},
+            "retry": {"maxRetries": wanted.retries},
         }
-        return {**wanted.config, **given(own)}
+        return merged(wanted.config, given(own))
 
     def _check(self) -> None:
         super()._check()

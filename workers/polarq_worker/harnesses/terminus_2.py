@@ -56,7 +56,7 @@ class Terminus2Harness(Preset):
     name: ClassVar[str] = "terminus_2"
     title: ClassVar[str] = "Terminus-2"
     program: ClassVar[PythonProgram] = PythonProgram(
-        "harbor", "python", Versions("0.26.0", "0.25.0", "0.27.0"), needs=("tmux",), python="3.12"
+        "harbor", "python", Versions("0.26.0", "0.26.0", "0.27.0"), needs=("tmux",), python="3.12"
     )
     dialects: ClassVar[tuple[str, ...]] = ("openai_chat", "openai_responses")
     settings_class: ClassVar[type[PresetSettings]] = Terminus2Settings
