@@ -29,6 +29,8 @@ Case = tuple[str, str, str]
 
 def cases() -> Iterator[Any]:
     for name in shipped():
+        if load(name).not_run:
+            continue
         for number, dialect in enumerate(plugin("harnesses", name).dialects):
             for backend in ("local", "docker") if not number else ("local",):
                 marks = [pytest.mark.harness, pytest.mark.xdist_group(f"{name}-{backend}")]

@@ -73,6 +73,8 @@ class ProgramScenario(Contract):
     """See the module."""
 
     harness: str
+    not_run: str = ""
+    """Why polarq's own tests do not run it; empty: they do."""
     agent: dict[str, Any] = {}
     turns: tuple[Turn, ...] = Field(min_length=2)
     before: int = Field(0, ge=0)
