@@ -36,8 +36,8 @@ class OpenHandsCliSettings(PresetSettings):
     """Events after which older ones are summed up by a call of their own; null: never."""
     native_tool_calling: bool = True
     """False: tools are told of in the prompt, and called in text."""
-    num_retries: int = Field(5, ge=0)
-    """Tries of a failing model call, beside the first."""
+    num_retries: int = Field(5, ge=1)
+    """Tries of a failing model call, the first among them."""
     retry_min_wait_s: int = Field(8, ge=0)
     retry_max_wait_s: int = Field(64, ge=0)
 
