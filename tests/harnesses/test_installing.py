@@ -1,93 +1,158 @@
-"""What brings a Python program into a sandbox, where it must refuse or take what is there."""
+"""How a program gets into a sandbox: by the real npm and pip, from a registry that wants a login."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from polarq_worker.harnesses.programs.program import Program, PythonProgram, PythonSource
+from polarq_worker.harnesses.environment import prepare_env
+from polarq_worker.harnesses.programs.program import Installed, NpmProgram, Program, PythonProgram, installed
+from polarq_worker.harnesses.programs.registries import Registries
 from polarq_worker.harnesses.programs.versions import Versions
+from polarq_worker.runtimes.local import LocalRuntime
+from polarq_worker.stages.prepare import PrepareFailed, prepare
 
-VERSIONS = Versions("1.2.3", "1.2.0", "1.3.0")
+from ..needs import not_here
+from .package_registry import PASSWORD, TOKEN, registry
+
+pytestmark = pytest.mark.slow
+
+VERSIONS = Versions("1.2.0", "1.1", "1.3")
+NPM = NpmProgram("pocket-agent", "pocket", VERSIONS)
+PYTHON = PythonProgram("pocket-agent", "pocket", VERSIONS)
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    if shutil.which("npm") is None:
+        not_here("there is no npm")
+    with registry("1.1.4", "1.2.0") as opened:
+        yield opened
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> Path:
-    """A folder that is the sandbox's PATH, with nothing of Python's in it."""
-    folder = tmp_path / "image"
-    folder.mkdir()
-    for name in ("bash", "cut", "grep", "head", "ln", "mkdir", "mv", "rm", "sed", "sort", "tail", "tr", "chmod", "id"):
-        (folder / name).symlink_to(Path("/usr/bin") / name)
-    return folder
+def worker(port: int, tmp_path: Path) -> dict[str, str]:
+    """The environment of a worker whose user has logins for the registry, in the places where npm and pip look."""
+    home = tmp_path / "home"
+    (home / ".config/pip").mkdir(parents=True)
+    at = f"127.0.0.1:{port}"
+    (home / ".npmrc").write_text(f"registry=http://{at}/npm/\n//{at}/npm/:_authToken=${{LOGIN}}\nprefix=/nowhere\n")
+    (home / ".config/pip/pip.conf").write_text(f"[global]\nindex-url = http://me:{PASSWORD}@{at}/simple/\n")
+    return {"LOGIN": TOKEN, "PATH": os.environ["PATH"], "HOME": str(home)}
 
 
-def install(program: Program, image: Path, tmp_path: Path, path: str = "") -> subprocess.CompletedProcess[str]:
-    action = program.install("some", program.versions.default, exact=False)
+async def install(
+    runtime: LocalRuntime, program: Program, worker: dict[str, str], version: str = "1.2.0", *, exact: bool = False
+) -> Installed:
+    registries = Registries.of(worker, Path(worker["HOME"]))
+    env = prepare_env(runtime.spec, runtime.layout)
+    async with registries.lent(runtime) as lent:
+        action = program.install("pocket", version, exact=exact)
+        await prepare(runtime, [action], env={**lent, **env}, timeout_s=170, upload_roots=[])
+    return await installed(runtime, "pocket")
+
+
+async def says(runtime: LocalRuntime) -> str:
+    program = f"{runtime.layout.session_dir}/.polarq/programs/pocket/bin/pocket"
+    said = await runtime.exec([program, "a b", "c"], timeout_s=60)
+    assert said.ok, said.why
+    return said.stdout_text.strip()
+
+
+async def put_in_image(runtime: LocalRuntime, version: str) -> None:
+    """A program that stands on PATH before anything is installed."""
+    folder = f"{runtime.layout.session_dir}/image/bin"
+    await runtime.put_bytes(f"#!/bin/sh\necho pocket {version} of the image\n".encode(), f"{folder}/pocket", 0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    runtime.spec = runtime.spec.model_copy(update={"env": {"PATH": path}})
+
+
+@pytest.mark.parametrize("program", [NPM, PYTHON], ids=["npm", "python"])
+async def test_the_workers_own_registry_and_login_are_used_and_nothing_of_them_is_left(
+    runtime: LocalRuntime, worker: dict[str, str], program: Program
+) -> None:
+    found = await install(runtime, program, worker)
+    assert (found.origin, found.version) == (program.kind, "1.2.0")
+    assert (await says(runtime)).endswith("a b c")
+    left = await runtime.exec(
+        f"grep -rl -e {TOKEN} -e {PASSWORD} $SESSION_DIR $HOME",
+        env=prepare_env(runtime.spec, runtime.layout),
+        timeout_s=60,
+    )
+    assert left.stdout_text == ""
+    hidden = await runtime.exec(
+        "ls -A $SESSION_DIR/.polarq", env=prepare_env(runtime.spec, runtime.layout), timeout_s=60
+    )
+    assert hidden.stdout_text.split() == ["programs"]
+
+
+@pytest.mark.parametrize("program", [NPM, PYTHON], ids=["npm", "python"])
+async def test_without_the_login_one_line_says_what_was_not_to_be_had_and_what_to_do(
+    runtime: LocalRuntime, worker: dict[str, str], program: Program, port: int
+) -> None:
+    home = Path(worker["HOME"])
+    (home / ".npmrc").write_text(f"registry=http://127.0.0.1:{port}/npm/\n")
+    (home / ".config/pip/pip.conf").write_text(f"[global]\nindex-url = http://127.0.0.1:{port}/simple/\nretries = 0\n")
+    with pytest.raises(PrepareFailed) as failed:
+        await install(runtime, program, worker)
+    text = str(failed.value)
+    assert "harness pocket: pocket-agent 1.2.0 cannot be installed" in text
+    assert "put it in the image" in text
+    assert "\n" not in text
+
+
+async def test_a_supported_version_of_the_image_is_used_as_it_is(runtime: LocalRuntime, worker: dict[str, str]) -> None:
+    await put_in_image(runtime, "1.1.9")
+    found = await install(runtime, NPM, worker)
+    assert (found.origin, found.version) == ("image", "1.1.9")
+    assert found.path.endswith("/image/bin/pocket")
+    assert await says(runtime) == "pocket 1.1.9 of the image"
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "exact"), [("1.0.9", "1.2.0", False), ("1.3.0", "1.2.0", False), ("1.2.0", "1.1.4", True)]
+)
+async def test_another_version_of_the_image_is_left_alone(
+    runtime: LocalRuntime, worker: dict[str, str], there: str, asked: str, exact: bool
+) -> None:
+    await put_in_image(runtime, there)
+    found = await install(runtime, NPM, worker, asked, exact=exact)
+    assert (found.origin, found.version) == ("npm", asked)
+    assert await says(runtime) == f"pocket {asked} a b c"
+
+
+def test_what_the_worker_is_told_of_registries_is_handed_on_and_folders_of_its_own_are_not(tmp_path: Path) -> None:
+    (tmp_path / ".npmrc").write_text(
+        "; a comment\nregistry = https://npm.example/\n@corp:registry=https://corp.example/\ncache=/x\nyes=false\n"
+    )
+    (tmp_path / ".config/uv").mkdir(parents=True)
+    (tmp_path / ".config/uv/uv.toml").write_text("offline = false\n")
+    (tmp_path / "ca.pem").write_text("CERTIFICATES")
     env = {
-        "PATH": path or str(image),
-        "SESSION_DIR": str(tmp_path / "session"),
-        "HOME": str(tmp_path),
-        **(action.env or {}),
+        "PATH": "/nowhere",
+        "npm_config_registry": "https://other.example/",
+        "npm_config_//other.example/:_authToken": "T",
+        "PIP_EXTRA_INDEX_URL": "file:///opt/index https://more.example/simple",
+        "PIP_CONFIG_FILE": "/dev/null",
+        "UV_HTTP_TIMEOUT": "9",
+        "SSL_CERT_FILE": str(tmp_path / "ca.pem"),
+        "HTTPS_PROXY": "http://proxy.example:3128",
+        "SECRET": "no",
     }
-    return subprocess.run(["bash", "-c", action.command or ""], env=env, capture_output=True, text=True, check=False)
-
-
-def program_of(image: Path, name: str, text: str) -> None:
-    (image / name).write_text(text)
-    (image / name).chmod(0o755)
-
-
-def environment_with(package: str, version: str, folder: Path) -> Path:
-    """A real environment with a package of that version in it; returns its Python."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    (site,) = folder.glob("lib/python3.*/site-packages")
-    info = site / f"{package.replace('-', '_')}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
-    return folder / "bin/python"
-
-
-@pytest.mark.parametrize(("below", "words"), [("3.13", "Python 3.12 or newer (below 3.13) is needed"), ("", "1.2.3")])
-def test_a_python_that_is_too_new_is_not_taken(below: str, words: str, image: Path, tmp_path: Path) -> None:
-    # Answers only whether it is at least some version; its environments are empty.
-    script = 'case $2 in venv) mkdir -p "$3/bin" && ln -s /bin/false "$3/bin/python" && exit ;; esac\n'
-    script += '[ "$(printf "%s\\n" "$3" 3.13 | sort -V | head -n 1)" = "$3" ]\n'
-    program_of(image, "python3", f"#!/usr/bin/bash\n{script}")
-    done = install(PythonProgram("a-package", "tool", VERSIONS, python="3.12", python_below=below), image, tmp_path)
-    assert done.returncode == 1
-    # Without an upper limit it goes on to installing.
-    assert words in done.stderr.splitlines()[-1], done.stderr
-
-
-def test_a_library_of_the_image_is_found_by_the_python_that_has_it(image: Path, tmp_path: Path) -> None:
-    python = environment_with("a-package", "1.2.9", tmp_path / "venv")
-    done = install(PythonProgram("a-package", "python", VERSIONS), image, tmp_path, f"{python.parent}:{image}")
-    assert done.returncode == 0, done.stderr
-    home = tmp_path / "session/.polarq/programs/some"
-    assert (home / "installed").read_text().splitlines()[:2] == ["image", "1.2.9"]
-    look = "import importlib.metadata as m; print(m.version('a-package'))"
-    found = subprocess.run([str(home / "bin/python"), "-c", look], capture_output=True, text=True, check=False)
-    assert found.stdout == "1.2.9\n", found.stderr
-
-
-def test_a_program_that_no_registry_ships_is_taken_from_the_image(image: Path, tmp_path: Path) -> None:
-    python = environment_with("tool", "1.2.0", tmp_path / "venv")
-    program_of(image, "tool", f"#!{python}\nprint('it runs')\n")
-    done = install(PythonSource("tool", "tool", VERSIONS), image, tmp_path)
-    assert done.returncode == 0, done.stderr
-    ran = subprocess.run([str(tmp_path / "session/.polarq/programs/some/bin/tool")], capture_output=True, check=True)
-    assert ran.stdout == b"it runs\n"
-
-
-@pytest.mark.parametrize("there", [False, True])
-def test_one_that_is_not_there_or_too_old_is_asked_of_the_image(there: bool, image: Path, tmp_path: Path) -> None:
-    if there:
-        python = environment_with("tool", "1.1.9", tmp_path / "venv")
-        program_of(image, "tool", f"#!{python}\n")
-    done = install(PythonSource("tool", "tool", VERSIONS), image, tmp_path)
-    assert done.returncode == 1
-    words = "no registry ships tool: it has to be in the image, in a version of at least 1.2.0 and below 1.3.0"
-    assert words in done.stderr.splitlines()[-1]
+    found = Registries.of(env, tmp_path)
+    lines = set(found.files["npmrc"].decode().splitlines())
+    assert {
+        "registry=https://other.example/",
+        "@corp:registry=https://corp.example/",
+        "//other.example/:_authToken=T",
+    } <= lines
+    assert not any(line.startswith(("cache", "yes", ";")) for line in lines)
+    assert (found.files["ca.pem"], found.files["uv.toml"]) == (b"CERTIFICATES", b"offline = false\n")
+    assert found.env["PIP_EXTRA_INDEX_URL"] == found.env["UV_INDEX"] == "https://more.example/simple"
+    assert (found.env["UV_HTTP_TIMEOUT"], found.env["HTTPS_PROXY"]) == ("9", "http://proxy.example:3128")
+    assert "SECRET" not in found.env
+    assert "NODE_EXTRA_CA_CERTS" in found.named_by["ca.pem"]

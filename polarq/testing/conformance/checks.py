@@ -32,6 +32,9 @@ CHECKS: tuple[CheckName, ...] = get_args(CheckName)
 OF_POLARQ = ("logs/agent/step.", "logs/eval/", "logs/setup.", "logs/prepare.")
 """Files that are there whatever the program does."""
 
+PATIENCE_S = 10.0
+"""Beside three times what the plain task took here: the budget in which the first turn must be over."""
+
 
 class Broken(PolarqError):
     """A check does not hold; the message says what was found."""
@@ -118,6 +121,8 @@ class Suite:
             raise Broken("the rollout is not trainable")
 
     def _continues(self, expected: Expected) -> None:
+        if len(self.plain.whole) < 2:
+            raise Broken(f"there are {len(self.plain.whole)} steps of the task, not two")
         first, second = self.plain.whole[:2]
         known = [*first.prompt_ids, *first.sampled_ids]
         if second.parent != first.seq or second.prompt_ids[: len(known)] != known:
@@ -184,7 +189,7 @@ class Suite:
         _recorded_what_was_sampled(ran)
 
     def _timed_out(self, expected: Expected) -> None:
-        ran = self._run("timed_out", "hang", self._bench.scenario.hang_s)
+        ran = self._run("timed_out", "hang", PATIENCE_S + 3 * (self.plain.result.timing.agent_s or 0.0))
         _ended(ran, RolloutState.TIMED_OUT, Boundary.HARNESS, expected.reason or "agent_timeout")
         _solved(ran)
         _steps(ran, self._bench.scenario.turns[:-1], expected)

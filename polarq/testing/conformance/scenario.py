@@ -84,9 +84,8 @@ class ProgramScenario(Contract):
     """Kinds of side traffic that a task of two turns brings."""
     denied: list[str] = []
     """Hosts that it asks for though it is told not to (host:port), and does without."""
-    agent_s: float = Field(120.0, gt=0)
-    hang_s: float = Field(20.0, gt=0)
-    """The agent's budget where the model falls silent at the second turn."""
+    agent_s: float = Field(300.0, gt=0)
+    """The agent's budget."""
     runtime: dict[str, Any] = {}
     """More of its sandboxes."""
     expect: dict[CheckName, Expected] = {}

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from polarq.contracts.specs import McpServerSpec
 from polarq_worker.harnesses.base import HarnessContext
-from polarq_worker.harnesses.configs import as_toml
+from polarq_worker.harnesses.configs import as_toml, given, merged
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -78,7 +78,7 @@ class CodexHarness(Preset):
         own = {
             "model": self.model,
             "model_provider": "polarq",
-            "model_providers": {**_table(wanted.config, "model_providers"), "polarq": provider},
+            "model_providers": {"polarq": provider},
             "model_reasoning_effort": wanted.reasoning_effort,
             "model_reasoning_summary": wanted.reasoning_summary,
             "model_context_window": wanted.context_window,
@@ -86,19 +86,11 @@ class CodexHarness(Preset):
             "developer_instructions": wanted.instructions,
             "check_for_update_on_startup": False,
             "web_search": "disabled",
-            "analytics": {**_table(wanted.config, "analytics"), "enabled": False},
-            "features": {**_table(wanted.config, "features"), "plugins": False, "apps": False},
-            "mcp_servers": {
-                **_table(wanted.config, "mcp_servers"),
-                **{server.name: _mcp(server) for server in self.spec.mcp_servers},
-            },
+            "analytics": {"enabled": False},
+            "features": {"plugins": False, "apps": False},
+            "mcp_servers": {server.name: _mcp(server) for server in self.spec.mcp_servers},
         }
-        return {**wanted.config, **{key: value for key, value in own.items() if value is not None}}
-
-
-def _table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = config.get(key)
-    return value if isinstance(value, Mapping) else {}
+        return merged(wanted.config, given(own))
 
 
 def _mcp(server: McpServerSpec) -> dict[str, Any]:

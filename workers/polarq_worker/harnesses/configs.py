@@ -39,3 +39,12 @@ def git_settings(env: Mapping[str, str], settings: Mapping[str, str]) -> dict[st
     for number, (key, value) in enumerate(settings.items(), first):
         named |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     return {**named, "GIT_CONFIG_COUNT": str(first + len(settings))}
+
+
+def merged(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, however deep in objects; where both say something, ours holds."""
+    both = dict(theirs)
+    for key, value in ours.items():
+        known = both.get(key)
+        both[key] = merged(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    return both

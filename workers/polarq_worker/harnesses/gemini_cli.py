@@ -1,0 +1,89 @@
+"""Harness `gemini_cli`: Google's Gemini CLI, over generateContent.
+
+It always gets a model's name (without one it first asks a small model which to take), and the way to log in by its
+settings: without that it does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from polarq.contracts.specs import McpServerSpec
+from polarq_worker.harnesses.base import HarnessContext
+from polarq_worker.harnesses.configs import as_json, given, merged
+from polarq_worker.harnesses.preset import Preset, PresetSettings
+from polarq_worker.harnesses.programs.program import NpmProgram
+from polarq_worker.harnesses.programs.versions import Versions
+
+
+class GeminiCliSettings(PresetSettings):
+    """`agent.settings` of harness `gemini_cli`."""
+
+    max_turns: int | None = Field(None, gt=0)
+    """Turns of the agent at most; then it exits with 53."""
+    compress_at: float | None = Field(None, gt=0, le=1)
+    """Share of the context at which it compresses its history; None: its own (0.5)."""
+    config: dict[str, Any] = {}
+    """More of its settings.json; polarq's own keys win."""
+
+
+class GeminiCliHarness(Preset):
+    """See the module's text."""
+
+    name: ClassVar[str] = "gemini_cli"
+    title: ClassVar[str] = "Gemini CLI"
+    program: ClassVar[NpmProgram] = NpmProgram(
+        "@google/gemini-cli", "gemini", Versions("0.61.0", "0.60.0", "0.62.0"), node="20"
+    )
+    dialects: ClassVar[tuple[str, ...]] = ("google_generate",)
+    settings_class: ClassVar[type[PresetSettings]] = GeminiCliSettings
+    mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
+    takes_skills: ClassVar[bool] = True
+    kept: ClassVar[tuple[str, ...]] = (".gemini/tmp",)
+    settings: GeminiCliSettings
+
+    def command(self, context: HarnessContext) -> Sequence[str]:
+        return [f"--model={self.model}", "--yolo", "--skip-trust", "--output-format=stream-json"]
+
+    def stdin(self, context: HarnessContext) -> bytes:
+        return context.task.instruction.encode()
+
+    def environment(self, context: HarnessContext) -> Mapping[str, str]:
+        return {
+            "GEMINI_CLI_HOME": self.folder(context.layout),
+            # Else it starts itself again to have more memory.
+            "GEMINI_CLI_NO_RELAUNCH": "true",
+        }
+
+    def skills_target(self, context: HarnessContext) -> str:
+        return f"{self.folder(context.layout)}/.gemini/skills"
+
+    def files(self, context: HarnessContext) -> Mapping[str, bytes]:
+        return {f"{self.folder(context.layout)}/.gemini/settings.json": as_json(self.config())}
+
+    def config(self) -> dict[str, Any]:
+        """Its settings.json."""
+        own = {
+            "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
+            "privacy": {"usageStatisticsEnabled": False},
+            "telemetry": {"enabled": False},
+            "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
+            "model": given(
+                {
+                    "name": self.model,
+                    "maxSessionTurns": self.settings.max_turns,
+                    "compressionThreshold": self.settings.compress_at,
+                }
+            ),
+            "mcpServers": {server.name: _mcp(server) for server in self.spec.mcp_servers},
+        }
+        return merged(self.settings.config, own)
+
+
+def _mcp(server: McpServerSpec) -> dict[str, Any]:
+    if server.transport == "stdio":
+        return {"command": server.command, "args": list(server.args), "trust": True}
+    return {"url" if server.transport == "sse" else "httpUrl": server.url, "trust": True}

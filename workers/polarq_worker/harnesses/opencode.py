@@ -1,0 +1,125 @@
+"""Harness `opencode`: OpenCode, over any of four APIs by the client libraries that it brings.
+
+A session gets its title from polarq: else the program asks the model for one before the first turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from polarq.contracts.specs import McpServerSpec
+from polarq_worker.harnesses.base import HarnessContext
+from polarq_worker.harnesses.configs import as_json, given, merged
+from polarq_worker.harnesses.preset import Preset, PresetSettings
+from polarq_worker.harnesses.programs.program import NpmProgram
+from polarq_worker.harnesses.programs.versions import Versions
+
+PROVIDER = "polarq"
+CLIENTS = {
+    "openai_chat": ("@ai-sdk/openai-compatible", "/v1"),
+    "openai_responses": ("@ai-sdk/openai", "/v1"),
+    "anthropic_messages": ("@ai-sdk/anthropic", "/v1"),
+    "google_generate": ("@ai-sdk/google", "/v1beta"),
+}
+"""The library for each API, and what follows the base URL."""
+
+
+class OpenCodeSettings(PresetSettings):
+    """`agent.settings` of harness `opencode`."""
+
+    context_window: int = Field(200_000, gt=0)
+    """Tokens; it compacts its history before they are used up."""
+    max_output_tokens: int = Field(32_000, gt=0)
+    """Per answer."""
+    max_steps: int | None = Field(None, gt=0)
+    """Model calls of the agent with tools at most; then it is told to answer without."""
+    agent: str | None = None
+    """One of its own agents (`build`, `plan`), or of the folder it works in."""
+    config: dict[str, Any] = {}
+    """More of its opencode.json; polarq's own keys win."""
+
+
+class OpenCodeHarness(Preset):
+    """See the module's text."""
+
+    name: ClassVar[str] = "opencode"
+    title: ClassVar[str] = "OpenCode"
+    program: ClassVar[NpmProgram] = NpmProgram(
+        "opencode-ai", "opencode", Versions("1.18.33", "1.18.0", "1.19.0"), finish="postinstall.mjs"
+    )
+    dialects: ClassVar[tuple[str, ...]] = tuple(CLIENTS)
+    settings_class: ClassVar[type[PresetSettings]] = OpenCodeSettings
+    mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
+    takes_skills: ClassVar[bool] = True
+    kept: ClassVar[tuple[str, ...]] = ("data/opencode",)
+    settings: OpenCodeSettings
+
+    def command(self, context: HarnessContext) -> Sequence[str]:
+        agent = [] if self.settings.agent is None else [f"--agent={self.settings.agent}"]
+        model = f"--model={PROVIDER}/{self.model}"
+        return ["run", "--format=json", "--title=rollout", "--auto", model, *agent]
+
+    def stdin(self, context: HarnessContext) -> bytes:
+        return context.task.instruction.encode()
+
+    def environment(self, context: HarnessContext) -> Mapping[str, str]:
+        folder = self.folder(context.layout)
+        return {
+            "OPENCODE_CONFIG": self._config_path(context),
+            "OPENCODE_CONFIG_DIR": f"{folder}/config",
+            "XDG_DATA_HOME": f"{folder}/data",
+            "XDG_STATE_HOME": f"{folder}/state",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_SHARE": "1",
+            "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+            "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+        }
+
+    def skills_target(self, context: HarnessContext) -> str:
+        return f"{self.folder(context.layout)}/config/skills"
+
+    def files(self, context: HarnessContext) -> Mapping[str, bytes]:
+        return {self._config_path(context): as_json(self.config(context))}
+
+    def config(self, context: HarnessContext) -> dict[str, Any]:
+        """Its opencode.json."""
+        wanted = self.settings
+        client, path = CLIENTS[self.dialect]
+        provider = {
+            "npm": client,
+            "name": PROVIDER,
+            "options": {"baseURL": f"{context.base_url}{path}", "apiKey": context.api_key},
+            "models": {
+                self.model: {
+                    "name": self.model,
+                    "tool_call": True,
+                    "limit": {"context": wanted.context_window, "output": wanted.max_output_tokens},
+                }
+            },
+        }
+        name = f"{PROVIDER}/{self.model}"
+        steps = {} if wanted.max_steps is None else {wanted.agent or "build": {"steps": wanted.max_steps}}
+        own = {
+            "provider": {PROVIDER: provider},
+            "model": name,
+            "small_model": name,
+            "autoupdate": False,
+            "share": "disabled",
+            "permission": {"*": "allow"},
+            "agent": steps,
+            "mcp": {server.name: _mcp(server) for server in self.spec.mcp_servers},
+        }
+        return merged(wanted.config, given(own))
+
+    def _config_path(self, context: HarnessContext) -> str:
+        return f"{self.folder(context.layout)}/opencode.json"
+
+
+def _mcp(server: McpServerSpec) -> dict[str, Any]:
+    if server.transport == "stdio":
+        return {"type": "local", "command": [server.command, *server.args], "enabled": True}
+    return {"type": "remote", "url": server.url, "enabled": True}
