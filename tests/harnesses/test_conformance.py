@@ -29,8 +29,12 @@ Case = tuple[str, str, str]
 
 def cases() -> Iterator[Any]:
     for name in shipped():
+        scenario = load(name, plugin("harnesses", name).conformance)
+        if scenario.not_run:
+            continue
+        first = ("local", "docker") if scenario.in_base_image else ("local",)
         for number, dialect in enumerate(plugin("harnesses", name).dialects):
-            for backend in ("local", "docker") if not number else ("local",):
+            for backend in ("local",) if number else first:
                 marks = [pytest.mark.harness, pytest.mark.xdist_group(f"{name}-{backend}")]
                 marks += [pytest.mark.docker] if backend == "docker" else []
                 yield pytest.param((name, dialect, backend), id=f"{name}-{dialect}-{backend}", marks=marks)

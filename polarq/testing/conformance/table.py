@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polarq.testing.conformance.checks import CHECKS
+from polarq.testing.conformance.scenario import load, shipped
 
 HEAD = """# Agent programs
 
@@ -51,6 +52,10 @@ def page(folder: Path) -> str:
                 mark += f" [{len(notes)}]"
             cells.append(mark)
         rows.append([*cells, newest["date"]])
+    for name in shipped():
+        if why := load(name).not_run:
+            notes.append(f"{name}: {why}")
+            rows.append([name, f"not run here [{len(notes)}]", *("" for _ in range(len(CHECKS) + 3))])
     head = ["harness", "version", "dialect", "sandbox", *CHECKS, "date"]
     lines = [_row(head), _row("---" for _ in head), *map(_row, rows)]
     numbered = [f"{number}. {note}" for number, note in enumerate(notes, 1)]

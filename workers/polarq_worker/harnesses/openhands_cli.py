@@ -1,7 +1,8 @@
 """Harness `openhands_cli`: the OpenHands CLI without its terminal, over chat completions or Anthropic's messages.
 
 Variables say where the model is, and its `agent_settings.json` the rest; it is never streamed. Its prompt has the time
-to the microsecond, fixed for the conversation. It has no limit of steps: `model.max_calls` of the task is one.
+to the microsecond, fixed for the conversation. It has no limit of steps, and asks again for as long as the answers are
+empty: `model.max_calls` of the task is a limit.
 
 It exits with 0 also where the model failed, refused or overflowed: the proxy's view decides. At every start it would
 clone a registry of skills, which an own rule of git keeps it from; its question to the Python index whether there is a
@@ -36,8 +37,8 @@ class OpenHandsCliSettings(PresetSettings):
     """Events after which older ones are summed up by a call of their own; null: never."""
     native_tool_calling: bool = True
     """False: tools are told of in the prompt, and called in text."""
-    num_retries: int = Field(5, ge=0)
-    """Tries of a failing model call, beside the first."""
+    num_retries: int = Field(5, ge=1)
+    """Tries of a failing model call, the first among them."""
     retry_min_wait_s: int = Field(8, ge=0)
     retry_max_wait_s: int = Field(64, ge=0)
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from polarq.contracts.rollout import StepReport
+from polarq.contracts.rollout import ExecKind, StepReport
 from polarq.contracts.specs import AgentSpec, McpServerSpec, PrepareAction
 from polarq.errors import InvalidTask
 from polarq_worker.harnesses.base import HarnessContext
@@ -47,8 +47,8 @@ class OpenHandsSdkSettings(PresetSettings):
     """Events after which older ones are summed up by a call of their own; null: never."""
     native_tool_calling: bool = True
     """False: tools are told of in the prompt, and called in text."""
-    num_retries: int = Field(5, ge=0)
-    """Tries of a failing model call, beside the first."""
+    num_retries: int = Field(5, ge=1)
+    """Tries of a failing model call, the first among them."""
     retry_min_wait_s: int = Field(8, ge=0)
     retry_max_wait_s: int = Field(64, ge=0)
     project_skills: bool = True
@@ -117,6 +117,8 @@ class OpenHandsSdkHarness(Preset):
 
     async def results(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> Mapping[str, Any]:
         """How the conversation ended: `exit_status` (finished, stuck, MaxIterationsReached, error) and `error`."""
+        if not steps or steps[-1].kind is not ExecKind.EXITED:
+            return {}
         source = self._path(context, "result.json")
         said: dict[str, Any] = await fetched_json(runtime, source, "openhands_sdk.result.json", _MAX_RESULT_BYTES)
         return said
