@@ -19,6 +19,7 @@ class AutoGenHarness(LibraryPreset):
         "python",
         Versions("0.7.5", "0.7.0", "0.8.0"),
         python="3.10",
-        with_=("autogen-ext[openai,anthropic]~=0.7",),
+        # Its client for Messages does not know the later ones of Anthropic's package.
+        with_=("autogen-ext[openai,anthropic]~=0.7", "anthropic<1"),
     )
     dialects: ClassVar[tuple[str, ...]] = ("openai_chat", "anthropic_messages")
