@@ -93,12 +93,14 @@ class Outcome(Contract):
 
 EARLY_STOP = "early_stop"
 """`Outcome.reason` of a rollout that was stopped because enough others of its group had ended usably."""
+MISSES_FIDELITY = "fidelity"
+"""`Outcome.reason`, at the boundary `builder`, of a rollout whose trajectory misses what its task requires."""
 
 _BY_REASON = {
     "answer_cut": Ending.TRUNCATED,
     "context_overflow": Ending.OVERFLOW,
     "invalid_tool_call": Ending.PARSER_INVALID_CALL,
-    "fidelity": Ending.FIDELITY,
+    MISSES_FIDELITY: Ending.FIDELITY,
 }
 _BY_BOUNDARY = {
     Boundary.NONE: Ending.COMPLETED,
@@ -156,6 +158,9 @@ class Reward(Contract):
 
     outcome: float
     trace_rewards: list[float] | None = None
+    """One per trace, in place of `outcome`."""
+    turn_rewards: list[list[float]] | None = None
+    """Per trace, one per turn: credit beside the trace's reward."""
     evaluator: str
     report: dict[str, Any] = {}
     """The evaluator's evidence: JSON, small."""
@@ -239,12 +244,19 @@ class RolloutSummary(Contract):
     traces: int = 0
     sampled_tokens: int = 0
     trainable_tokens: int = 0
+    fidelity: dict[str, int] = {}
+    """`Fidelity.counts` of its trajectory."""
     versions: list[str] = []
     """Policy versions that sampled tokens, as the engines name them, in order of appearance."""
     timing: Timing = Timing()
     payload: PayloadRef | None = None
     early_stop: EarlyStop | None = None
     """With the reason `early_stop`: what its group had reached."""
+
+    def counted(self) -> dict[str, int]:
+        """What its commit adds to its run's counters."""
+        refused = self.outcome.reason == MISSES_FIDELITY
+        return {"rollouts": 1, **({"rollouts_refused": 1} if refused else {}), **self.fidelity}
 
 
 class Loss(Contract):

@@ -20,6 +20,7 @@ from polarq.contracts.artifacts import ArtifactSpec
 from polarq.contracts.base import ID_PATTERN, Contract
 from polarq.contracts.endings import Ending, EndingRule, checked_rules
 from polarq.contracts.evaluators import check_evaluator
+from polarq.contracts.require import Require
 from polarq.contracts.specs import (
     AgentSpec,
     BuilderSpec,
@@ -92,6 +93,8 @@ class Task(Contract):
     """What is done with a rollout by the way it ended, where that is not the default."""
     max_replacements: int = Field(0, ge=0, le=10)
     """How often a rollout that ended in a way whose rule is `replace` is run again."""
+    require: Require = Require()
+    """How faithful a rollout's trajectory must be for it to count."""
 
     @field_validator("instruction")
     @classmethod

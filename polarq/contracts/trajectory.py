@@ -23,6 +23,8 @@ class Turn(Contract):
     """Why its tokens have mask 0; None: they have mask 1."""
     grammar: str | None = None
     """What constrained its sampling: a plain forward pass does not give its log-probabilities again."""
+    reward: float | None = None
+    """The evaluator's credit for this call alone, where it gives one."""
 
 
 class BranchCause(StrEnum):
@@ -131,11 +133,24 @@ class Fidelity(Contract):
     forged_control_tokens: int = 0
     """Control tokens that messages' own text brought into prompts; counted where the node is in exact mode."""
     side_calls: int = 0
+    side_tokens: int = 0
+    """Sampled by side calls: beside the task, so that nobody misses them."""
     incomplete_calls: int = 0
     empty_calls: int = 0
     """Calls that sampled nothing: recorded, in no trace."""
     versions: list[str] = []
     """Policy versions that sampled tokens, in order of appearance."""
+
+    @property
+    def trainable_fraction(self) -> float | None:
+        """Share of the sampled tokens, side calls left out, that may be trained on; None: there are none."""
+        steps = self.sampled_tokens - self.side_tokens
+        return self.trainable_tokens / steps if steps else None
+
+    def counts(self) -> dict[str, int]:
+        """All of it that is a number and can be added up over rollouts; 0 is left out."""
+        numbers = {name: value for name, value in self.model_dump().items() if isinstance(value, int)}
+        return {name: count for name, count in {**numbers, "breaks": len(self.breaks)}.items() if count}
 
 
 class Trajectory(Contract):

@@ -304,7 +304,8 @@ class Calls:
             rollout_id, token, summary.outcome.state.value, summary.model_dump_json(), self.events_max, task_id,
             k.rollout_stem(task_id), self.keep_s, reward, "1" if usable else "0",
             # Completed there: Lua's JSON would make an empty list an object, so what is empty is left out.
-            EARLY_SUMMARY.model_dump_json(exclude_defaults=True), *self._payload_to_see(summary),
+            EARLY_SUMMARY.model_dump_json(exclude_defaults=True), json.dumps(summary.counted()),
+            *self._payload_to_see(summary),
         )  # fmt: skip
 
         def read(reply: list[Any]) -> Committed:

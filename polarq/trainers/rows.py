@@ -54,7 +54,7 @@ def rows(result: RolloutResult) -> list[Row]:
     usable = [trace for trace in result.trajectory.traces if trace.trainable_tokens]
     if any(trace.left_out for trace in usable):
         raise InvalidInput(result.rollout_id, ["its traces leave out what they share; pass it through written_out"])
-    return [_row(result, trace, 1 / len(usable)) for trace in usable]
+    return [row_of(result, trace, 1 / len(usable)) for trace in usable]
 
 
 def written_out(trajectory: Trajectory) -> Trajectory:
@@ -75,7 +75,8 @@ def version_number(version: str) -> int | None:
     return int(digits) if digits else None
 
 
-def _row(result: RolloutResult, trace: Trace, weight: float) -> Row:
+def row_of(result: RolloutResult, trace: Trace, weight: float) -> Row:
+    """One trace as a row, whether a trainer may use it or not: that is for `rows` to say."""
     numbers = _numbers(trace.weight_versions)
     return Row(
         group=result.task_id,

@@ -65,16 +65,26 @@ def weighted(traces: list[Trace]) -> list[Trace]:
 
 
 def rewarded(trajectory: Trajectory, reward: Reward) -> Trajectory:
-    """The trajectory with each trace's reward: its own where the evaluator gave one, else the outcome.
+    """The trajectory with each trace's reward (its own where the evaluator gave one, else the outcome), and each turn's
+    where there are any.
 
-    Raises ValueError when there are not as many trace rewards as traces.
+    Raises ValueError when there are not as many trace rewards as traces, or turn rewards as turns.
     """
     own = reward.trace_rewards
     if own is not None and len(own) != len(trajectory.traces):
         raise ValueError(f"{len(own)} trace rewards for {len(trajectory.traces)} traces")
     values = own if own is not None else [reward.outcome] * len(trajectory.traces)
     traces = [t.model_copy(update={"reward": v}) for t, v in zip(trajectory.traces, values, strict=True)]
+    if reward.turn_rewards is not None:
+        if [len(turns) for turns in reward.turn_rewards] != [len(trace.turns) for trace in traces]:
+            raise ValueError("turn_rewards: not one list per trace with one reward per turn")
+        traces = [_turned(trace, turns) for trace, turns in zip(traces, reward.turn_rewards, strict=True)]
     return trajectory.model_copy(update={"traces": traces})
+
+
+def _turned(trace: Trace, rewards: Sequence[float]) -> Trace:
+    turns = [turn.model_copy(update={"reward": value}) for turn, value in zip(trace.turns, rewards, strict=True)]
+    return trace.model_copy(update={"turns": turns})
 
 
 def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fidelity:
@@ -103,6 +113,7 @@ def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fide
         missing_logprobs=sum(1 for c in completions for value in c.logprobs if value is None),
         forged_control_tokens=sum(c.forged for c in completions),
         side_calls=sum(1 for c in completions if c.label is CompletionLabel.SIDE),
+        side_tokens=sum(len(c.sampled_ids) for c in completions if c.label is CompletionLabel.SIDE),
         incomplete_calls=sum(1 for c in completions if c.incomplete),
         empty_calls=sum(1 for c in completions if not c.sampled_ids),
         versions=versions,

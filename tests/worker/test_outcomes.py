@@ -18,9 +18,10 @@ from polarq.contracts import (
     Trajectory,
 )
 from polarq.contracts.endings import Ending, EndingRule
+from polarq.contracts.require import Require
 from polarq.store.grants import GrantUse
 from polarq_worker.harnesses.verdicts import CallsSeen, verdict_of
-from polarq_worker.outcomes import final_outcome, harness_outcome, worth_scoring
+from polarq_worker.outcomes import StageFailed, failed, faithful, final_outcome, harness_outcome, worth_scoring
 from tests.trajectory.calls import call
 
 S = RolloutState
@@ -152,3 +153,17 @@ def test_a_last_answer_that_was_to_be_a_call_and_is_none_is_told(fields: dict[st
     seen = CallsSeen(sampled=1, last=call(0, [1], [2], **fields))
     verdict = verdict_of(report(ExecKind.EXITED, 0), seen)
     assert (verdict is not None and verdict.reason == "invalid_tool_call") is invalid
+
+
+def test_a_trajectory_that_misses_what_its_task_requires_ends_the_rollout() -> None:
+    whole, half, require = trajectory(4), trajectory(4, 2), Require(trainable_fraction=1)
+    completed = Outcome(state=S.COMPLETED)
+    faithful(require, completed, whole)
+    with pytest.raises(StageFailed) as missed:
+        faithful(require, completed, half)
+    outcome = missed.value.outcome
+    assert (outcome.state, outcome.boundary, outcome.reason) == (S.FAILED, B.BUILDER, "fidelity")
+    assert "trainable_fraction is 0.5, at least 1 is required" in outcome.message
+    assert not outcome.trainable
+    # A failure that is not the policy's doing says more.
+    faithful(require, failed(B.MODEL, "model_failed", "why").outcome, half)

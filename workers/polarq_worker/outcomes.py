@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from polarq.contracts.endings import Ending, EndingRule, Use, rule_for
-from polarq.contracts.rollout import Boundary, ExecKind, HarnessReport, Outcome, Reward, RolloutState, StepReport
+from polarq.contracts.require import Require
+from polarq.contracts.rollout import (
+    MISSES_FIDELITY,
+    Boundary,
+    ExecKind,
+    HarnessReport,
+    Outcome,
+    Reward,
+    RolloutState,
+    StepReport,
+)
 from polarq.contracts.trajectory import Trajectory
 from polarq.errors import DiskFull, OutOfMemory, SandboxLost
 from polarq.ledger import Claim
@@ -127,6 +137,16 @@ def worth_scoring(outcome: Outcome, trajectory: Trajectory) -> bool:
     if outcome.state is RolloutState.COMPLETED:
         return True
     return outcome.boundary is Boundary.HARNESS and trajectory.fidelity.sampled_tokens > 0
+
+
+def faithful(require: Require, outcome: Outcome, trajectory: Trajectory) -> None:
+    """Raises `StageFailed` for a trajectory that misses what its task requires, unless the rollout has failed for what
+    is not the policy's doing: that says more."""
+    missed = require.missed(trajectory.fidelity)
+    if missed and worth_scoring(outcome, trajectory):
+        raise failed(
+            Boundary.BUILDER, MISSES_FIDELITY, f"the trajectory misses what the task requires: {'; '.join(missed)}"
+        )
 
 
 def final_outcome(

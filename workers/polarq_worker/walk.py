@@ -42,6 +42,7 @@ from polarq_worker.outcomes import (
     OF_OTHERS,
     StageFailed,
     failed,
+    faithful,
     final_outcome,
     harness_outcome,
     is_full,
@@ -163,6 +164,7 @@ class Walk:
             trajectory = await self._build()
             outcome = self._harness_outcome(harness, trajectory)
             outcome = await asyncio.to_thread(on_full_disk, outcome, runtime.root)
+            faithful(self.task.require, outcome, trajectory)
             if evaluator is not None and worth_scoring(outcome, trajectory):
                 await self._enter(RolloutState.EVALUATING)
                 await self._evaluate(evaluator, runtime, baseline)

@@ -15,7 +15,7 @@ from polarq.testing.conformance.checks import CHECKS
 
 HEAD = """# Agent programs
 
-Each program below was installed at the version shown and run by polarq's conformance suite (`polarq harness check NAME`,
+Each program below was installed at the version shown and run by polarq's conformance suite (`polarq harness check`,
 `make test-harnesses`): unmodified, in a sandbox without a network, through the real proxy, against a scripted model.
 `polarq harness show NAME` says what a task can tell it.
 

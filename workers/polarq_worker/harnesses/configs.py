@@ -30,3 +30,18 @@ def given(data: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: given(value) if isinstance(value, Mapping) else value for key, value in data.items() if value is not None
     }
+
+
+def table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object of a configuration that a task brings; empty where there is none of that name."""
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def git_settings(env: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    """Variables that set these for git, on top of what such variables of `env` set."""
+    first = int(env.get("GIT_CONFIG_COUNT") or 0)
+    named: dict[str, str] = {}
+    for number, (key, value) in enumerate(settings.items(), first):
+        named |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return {**named, "GIT_CONFIG_COUNT": str(first + len(settings))}

@@ -1,8 +1,9 @@
-"""Commands of one instance: their descriptors, output, time limits and ends."""
+"""Commands of one sandbox that a warden of ours keeps: their descriptors, output, time limits and ends."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -44,16 +45,25 @@ class Order:
 
 
 class Commands:
-    """Those that run under one tree."""
+    """Those that run under one tree, of which there may be so many processes (None: nobody counts them).
 
-    def __init__(self, tree: ProcessTree) -> None:
+    `walled`: what a keeper leaves behind that was killed cannot leave the sandbox.
+    """
+
+    def __init__(self, tree: ProcessTree, *, walled: bool, most_processes: int | None) -> None:
         self._tree = tree
+        self._walled = walled
+        self._most_processes = most_processes
         self._running: set[Command] = set()
         self._captures: set[Capture] = set()
 
-    def close(self) -> None:
+    def let_go(self) -> None:
+        """Ends all that run. What they print until they are dead is still taken."""
         for command in list(self._running):
             command.close()
+
+    def close(self) -> None:
+        self.let_go()
         for capture in self._captures:
             capture.close()
         self._captures.clear()
@@ -64,7 +74,8 @@ class Commands:
             command.killed = True
 
     async def run(self, order: Order, timeout_s: float) -> ExecResult:
-        """Raises `WardenLost`, or a cancellation once the command is dead; otherwise says how it ended."""
+        """Says how it ended; the caller knows why where the sandbox was lost. Raises nothing but a cancellation, once
+        the command is dead."""
         begun = time.monotonic()
         running: Command | None = None
         outputs: tuple[Capture, Capture] | None = None
@@ -82,21 +93,26 @@ class Commands:
             message = await self._kill(running)
         except CouldNotStart as exc:
             kind, message = ExecKind.COULD_NOT_START, could_not_start(exc, order.argv[0], order.cwd)
+            if exc.number == errno.EAGAIN and self._most_processes is not None:
+                message = f"the sandbox has as many processes as it may (max_processes: {self._most_processes})"
         except WardenLost:
-            if running is None or not running.killed:
-                self._forget(outputs)
-                raise
-            code = -signal.SIGKILL
+            kind, code, message = self._unwatched(running)
         except OSError as exc:
             kind, message = ExecKind.COULD_NOT_START, cannot("the command could not be brought in", exc)
         except BaseException:
             await uninterrupted(self._kill(running))
             self._forget(outputs)
             raise
-        finally:
-            if order.stdin is not None:
-                order.stdin.unlink(missing_ok=True)
         return await self._result(kind, code, message, outputs, begun)
+
+    def _unwatched(self, command: Command | None) -> tuple[ExecKind, int, str]:
+        """How a command ended whose keeper is gone."""
+        if command is not None and command.killed:
+            return ExecKind.EXITED, -signal.SIGKILL, "it was ended with all others"
+        if self._walled and not self._tree.hung_up():
+            # Something of its own user killed the keeper.
+            return ExecKind.EXITED, -signal.SIGKILL, "what watched over it was killed with it"
+        return ExecKind.SANDBOX_LOST, 0, ""
 
     def _open_streams(self, order: Order) -> tuple[Descriptors, tuple[Capture, Capture]]:
         opened: list[int] = []
@@ -108,6 +124,9 @@ class Commands:
             for fd in opened:
                 os.close(fd)
             raise
+        finally:
+            if order.stdin is not None:
+                order.stdin.unlink(missing_ok=True)
         standard_input, out, out_w, err, err_w = opened
         stem, limit = order.log, order.max_output_bytes
         captures = (

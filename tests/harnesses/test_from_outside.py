@@ -1,0 +1,124 @@
+"""The page docs/adding-a-harness.md, done as it says: its blocks are what is run here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from polarq.contracts.rollout import RolloutState
+from polarq.contracts.task import Task
+from polarq.testing.stack import LocalStack
+
+from ..runtimes.local_here import needs_bubblewrap
+
+PAGE = Path(__file__).parents[2] / "docs" / "adding-a-harness.md"
+PROGRAM = Path(__file__).with_name("pocket.py")
+SCENARIO = """
+name: pocket
+scripts:
+  - name: works
+    turns:
+      - tool_calls: [{name: sh, arguments: {command: printf hello > hello.txt}}]
+      - content: It is written.
+"""
+
+pytestmark = pytest.mark.slow
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> dict[str, str]:
+    """A package that is installed beside polarq, and its program on PATH: the environment that has both."""
+    program = tmp_path / "programs" / "bin" / "pocket"
+    program.parent.mkdir(parents=True)
+    program.write_text(PROGRAM.read_text("utf-8").replace("/usr/bin/env python3", "/usr/bin/python3"), "utf-8")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    site = tmp_path / "site"
+    described = site / "pocket_harness-1.0.dist-info"
+    described.mkdir(parents=True)
+    [code] = blocks("python")
+    conformance = '    conformance = Path(__file__).with_name("pocket.yaml")\n'
+    text = code.replace("    kept =", f"{conformance}    kept =")
+    (site / "pocket_harness.py").write_text(f"from pathlib import Path\n\n{text}", "utf-8")
+    (site / "pocket.yaml").write_text(blocks("yaml")[1], "utf-8")
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: pocket-harness\nVersion: 1.0\n", "utf-8")
+    [toml] = blocks("toml")
+    points = tomllib.loads(toml)["project"]["entry-points"]["polarq.harnesses"]
+    lines = [f"{name} = {value}" for name, value in points.items()]
+    (described / "entry_points.txt").write_text("\n".join(["[polarq.harnesses]", *lines, ""]), "utf-8")
+    path = [str(program.parent), str(Path(sys.executable).parent), os.environ["PATH"]]
+    python = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PATH": os.pathsep.join(path), "PYTHONPATH": os.pathsep.join(python)}
+
+
+def task(data: dict[str, Any]) -> Task:
+    runtime = {"backend": "local", "workdir": "/polar/session/repo"}
+    prepare = {"type": "exec", "command": "mkdir -p repo && git -C repo init -q"}
+    look = '[ "$(cat hello.txt)" = hello ] && echo "PASSED t::hello"'
+    config = {"repo_dir": "/polar/session/repo", "test_command": look, "expected_output_json": {"t::hello": "PASSED"}}
+    return Task.parse(
+        {
+            "timeout_seconds": 240,
+            **data,
+            "runtime": {**runtime, "prepare": [prepare]},
+            "evaluator": {"strategy": "test_on_output", "config": config},
+        }
+    )
+
+
+def test_a_command_and_a_preset_of_another_package_are_harnesses(tmp_path: Path, outside: dict[str, str]) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(SCENARIO, "utf-8")
+    by_shell = yaml.safe_load(blocks("yaml")[0])
+    by_preset = {**by_shell, "task_id": "by-preset", "agent": {"harness": "pocket"}}
+    with LocalStack(tmp_path / "stack", scenario=str(scenario), env=outside) as stack:
+        for data in (by_shell, by_preset):
+            stack.client.submit(task(data))
+        results = [stack.client.wait(name, 240).results[0] for name in ("by-shell", "by-preset")]
+    for result in results:
+        assert (result.outcome.state, result.outcome.reason) == (RolloutState.COMPLETED, "ok"), result.outcome
+        assert result.reward is not None
+        assert result.reward.outcome == 1.0
+        assert result.trajectory is not None
+        assert result.trajectory.fidelity.calls == 2
+    report = results[1].harness
+    assert report is not None
+    assert report.metadata["program"]["origin"] == "image"
+    assert report.metadata["program"]["version"] == "1.2.0"
+    assert ".polarq/pocket/session.json" in [one.name for one in results[1].artifacts]
+
+
+def test_a_preset_of_another_package_is_listed_shown_and_checked(outside: dict[str, str]) -> None:
+    needs_bubblewrap()
+
+    def polarq(*words: str) -> dict[str, Any]:
+        command = [sys.executable, "-m", "polarq.cli", "harness", *words, "--json"]
+        said = subprocess.run(
+            command, env={**os.environ, **outside}, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert said.stdout, said.stderr
+        found: dict[str, Any] = json.loads(said.stdout)
+        return found
+
+    assert "pocket" in [one["harness"] for one in polarq("list")["harnesses"]]
+    shown = polarq("show", "pocket")
+    assert (shown["version"], shown["supported"]) == ("1.2.0", ">=1.1,<1.3")
+    assert shown["settings"]["max_turns"] == "int = 50"
+    checked = polarq("check", "pocket", "--only", "works", "--only", "continues", "--only", "overflow")
+    found = {one["check"]: one for one in checked["findings"]}
+    assert set(found) == {"works", "continues", "overflow"}
+    assert all(one["ok"] for one in found.values()), found
+    assert found["works"]["version"] == "1.2.0"
