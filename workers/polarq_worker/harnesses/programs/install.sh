@@ -48,7 +48,7 @@ python_of() { head -n 1 "$1" | sed -n 's/^#! *\([^ ]*python[^ ]*\).*/\1/p'; }
 # Whether that Python has what else is wanted, in whatever version.
 has_the_rest() {
   "$1" -c 'import importlib.metadata as m, re, sys
-for line in filter(None, sys.argv[1].splitlines()): m.version(re.split(r"[^\w.-]", line)[0])' "$POLARQ_WITH" 2>/dev/null
+for line in filter(None, sys.argv[1].splitlines()): m.version(re.split(r"[^\w.-]", line)[0])' "${POLARQ_WITH-}" 2>/dev/null
 }
 
 use_the_images() {
