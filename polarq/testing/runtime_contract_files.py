@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 from pathlib import Path
 
@@ -128,6 +129,16 @@ class HostileFilesContract:
         await runtime.get_dir("out", tmp_path / "got", max_bytes=1000, max_files=10)
         assert [(tmp_path / "got" / name).read_text() for name in "ab"] == ["a\n", "a\n"]
         assert (tmp_path / "got/a").stat().st_uid == os.getuid()
+
+    async def test_an_archive_that_would_burst_is_a_file_like_others(self, runtime: Sandbox, tmp_path: Path) -> None:
+        # Each member is a megabyte of zeros: 5 MB, and 5 GB to whoever unpacks it.
+        bomb = tmp_path / "bomb.tar.gz"
+        bomb.write_bytes(gzip.compress(bytes(1 << 20), 9) * 5000)
+        await runtime.put_file(bomb, "out/bomb.tar.gz")
+        await runtime.get_file("out/bomb.tar.gz", tmp_path / "one", max_bytes=10_000_000)
+        await runtime.get_dir("out", tmp_path / "got", max_bytes=10_000_000, max_files=10)
+        for got in (tmp_path / "one", tmp_path / "got/bomb.tar.gz"):
+            assert got.read_bytes() == bomb.read_bytes()
 
     async def test_a_tree_without_end_is_cut_and_can_be_removed(self, runtime: Sandbox, tmp_path: Path) -> None:
         deep = "mkdir -p out/$(printf 'd/%.0s' $(seq 1500)); echo a > out/a"

@@ -47,6 +47,9 @@ class ApptainerRuntimeSection(Contract):
     """The backend `apptainer`."""
 
     program: NonEmpty | None = Field(None, description="Path of the program; blank: apptainer or singularity on PATH.")
+    max_processes: int = Field(
+        4096, gt=0, description="Processes of one sandbox, where its task names no limit and the worker may set one."
+    )
     images_mb: int = Field(
         50_000, gt=0, description="Disk that converted images may take; the longest unused go when one is added."
     )

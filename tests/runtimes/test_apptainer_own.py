@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
 from polarq.testing.runtime_contract import appears, lives
+from polarq.topology.runtimes import RuntimesSection
+from polarq_worker.runtimes import cgroups
 from polarq_worker.runtimes.apptainer.instance import Note, is_same, start_time
 from polarq_worker.runtimes.apptainer.runtime import ApptainerRuntime
 from polarq_worker.runtimes.base import Host
@@ -64,6 +67,7 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 WORKER = """
 import asyncio, sys
+from dataclasses import replace
 from pathlib import Path
 from polarq.contracts.specs import RuntimeSpec
 from polarq_worker.runtimes.apptainer.runtime import ApptainerRuntime
@@ -213,9 +217,14 @@ async def test_what_lies_in_memory_is_limited_and_leaves_room_for_a_grader(new: 
     assert graded.stdout == b"10000000\n", graded
 
 
-async def test_a_limit_of_processes_holds_and_is_named(new: New) -> None:
-    runtime = new("processes", max_processes=40)
+@pytest.mark.parametrize("named", [{"max_processes": 40}, {"memory_mb": 500}, {}], ids=str)
+async def test_a_limit_of_processes_holds_and_is_named(new: New, host: Host, named: dict[str, int]) -> None:
+    """The task's own, or the node's where it names none."""
+    of_the_node = {"program": host.settings.apptainer.program, "max_processes": 40}
+    at = replace(host, settings=RuntimesSection.model_validate({"apptainer": of_the_node}))
+    runtime = new("processes", at=at, **named)
     await runtime.start()
+    groups = {folder for place in cgroups.usable().values() for folder in place.glob("polarq-processes-*")}
     fork = """import os, signal
 while True:
     try:
@@ -227,7 +236,9 @@ while True:
     assert (await runtime.exec(["python3", "-c", fork], timeout_s=LONG_S)).ok
     full = await runtime.exec("true", timeout_s=LONG_S)
     assert full.kind is ExecKind.COULD_NOT_START
-    assert "process" in full.message, full
+    assert "max_processes: 40" in full.message, full
+    await runtime.stop()
+    assert not any(group.exists() for group in groups)
 
 
 async def test_root_in_a_sandbox_may_not_mount_nor_make_devices(new: New) -> None:

@@ -67,11 +67,13 @@ def test_what_apptainer_cannot_give_is_said_with_its_key(host: Host, changes: di
 def test_volumes_for_the_internet_are_mounted_only_with_it(tmp_path: Path) -> None:
     wanted = spec(internet_volumes=["/run/a.sock:/a.sock"], kwargs={"volumes": ["/data:/data:ro"]}, cpus=1.5)
     online, offline = (
-        wishes.options(wanted, online=online, overlay=tmp_path, layers=[Path("/l")]) for online in (True, False)
+        wishes.options(wanted, Host(), online=online, overlay=tmp_path, layers=[Path("/l")]) for online in (True, False)
     )
     assert "/run/a.sock:/a.sock" in online and "/run/a.sock:/a.sock" not in offline
     assert "/data:/data:ro" in online and "/data:/data:ro" in offline
     assert "--net" in offline and "--net" not in online
+    # Where the program limits one thing, it limits processes as well.
+    assert online[online.index("--pids-limit") + 1] == "4096"
     assert online[-4:] == ["--overlay", "/l:ro", "--overlay", str(tmp_path)]
 
 

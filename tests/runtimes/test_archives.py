@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import os
 import socket
+import subprocess
 import tarfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -163,6 +168,26 @@ class TestUnpacker:
         unpacker.feed(archive(("x", REG, b"beside", "", 0o644)))
         unpacker.end()
         assert (tmp_path / "sub/x").read_text() == "beside"
+
+    @pytest.mark.parametrize("format", ["gnu", "posix", "oldgnu"])
+    def test_a_sparse_file_is_not_blown_up(self, tmp_path: Path, format: str) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/ok").write_text("ok")
+        os.truncate(os.open(tmp_path / "out/sparse", os.O_CREAT | os.O_WRONLY), 5 << 30)
+        command = ["tar", "--sparse", "--format", format, "-C", str(tmp_path), "-cf", "-", "out"]
+        data = subprocess.run(command, check=True, capture_output=True).stdout
+        assert len(data) < 100_000
+        fetched = self.unpacked(tmp_path / "got", data, max_bytes=1 << 40).fetched
+        assert [(path.name, path.stat().st_size) for path in (tmp_path / "got").iterdir()] == [("ok", 2)]
+        assert (fetched.bytes, len(fetched.refused)) == (2, 1)
+        assert "sparse" in fetched.refused[0].path
+
+    @pytest.mark.parametrize("pack", [gzip.compress, zlib.compress, bz2.compress, lzma.compress], ids=str)
+    def test_what_is_compressed_is_no_archive_to_it(self, tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+        bomb = pack(archive(TOP, ("out/zeros", REG, bytes(20_000_000), "", 0o644)))
+        with pytest.raises(BrokenArchive):
+            self.unpacked(tmp_path, bomb.ljust(1024, b"x"))
+        assert list(tmp_path.iterdir()) == []
 
     def test_too_many_entries_end_it_with_whole_files_only(self, tmp_path: Path) -> None:
         many = [(f"out/{number:03}", REG, b"x", "", 0o644) for number in range(50)]

@@ -12,8 +12,9 @@ import pytest
 from polarq.contracts.rollout import ExecKind
 from polarq_worker.runtimes.base import ExecResult, Host
 from polarq_worker.runtimes.harbor import environment
+from polarq_worker.runtimes.harbor.commands import INSIDE
 from polarq_worker.runtimes.harbor.orders import result_of, write_order
-from polarq_worker.runtimes.harbor.runtime import INSIDE, HarborRuntime
+from polarq_worker.runtimes.harbor.runtime import HarborRuntime
 
 from .test_harbor import harbor_spec
 

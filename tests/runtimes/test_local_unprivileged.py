@@ -17,7 +17,7 @@ from .local_here import needs_bubblewrap
 NOBODY = 54_321
 CHOSEN = (
     "snapshot or starts_from or offline or swept or left_the_session or user or links or door or wri or privilege"
-    " or harms or files_are_not_there or processes_starts or brought_in"
+    " or harms or files_are_not_there or processes or lies_in_memory or brought_in"
     " or home or limits or successor or workdir"
 )
 """By the names of tests: what differs for such a worker."""
@@ -72,7 +72,7 @@ def test_a_worker_that_is_not_root_has_the_same_walls(tmp_path_factory: pytest.T
             "TMPDIR": str(place / "home"),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        tests = [str(HERE / "test_local_contract.py"), str(HERE / "test_local_isolated.py")]
+        tests = [str(HERE / f"test_local_{name}.py") for name in ("contract", "isolated", "limits")]
         chosen = ["-q", "-p", "no:cacheprovider", "-k", f"not TestOpen and ({CHOSEN})", "-rs"]
         command = [sys.executable, "-m", "pytest", *chosen, f"--basetemp={place}/home/pytest", *tests]
         done = subprocess.run(

@@ -88,6 +88,39 @@ def test_files_of_every_odd_kind_lose_no_result(stack: LocalStack) -> None:
     assert run(stack, shell_task("bad-files-next", ask(1))).outcome.state is S.COMPLETED
 
 
+BOMBS = """
+import gzip, io, tarfile, zipfile
+open("bomb.gz", "wb").write(gzip.compress(bytes(1 << 20), 9) * 5000)
+nested = b"x"
+for level in range(40):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
+        for copy in range(10):
+            file.writestr(f"{level}.{copy}.zip", nested[:100_000])
+    nested = packed.getvalue()
+open("death.zip", "wb").write(nested)
+with tarfile.open("links.tar", "w") as file:
+    for name, kind, leads_to in (("../../up", b"0", ""), ("hard", b"1", "/etc/passwd"), ("soft", b"2", "/")):
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.linkname = kind, leads_to
+        file.addfile(entry)
+"""
+
+
+def test_archives_that_would_burst_are_left_as_they_are(stack: LocalStack) -> None:
+    script = f"{ask(1)}\nmkdir out; cd out; python3 - <<'END'\n{BOMBS}END"
+    declared = [{"path": "out"}, {"path": "out/*"}]
+    result = run(stack, shell_task("bad-bombs", script, artifacts=declared))
+    assert (result.outcome.state, result.reward and result.reward.outcome) == (S.COMPLETED, 1.0)
+    found = named(result)
+    assert {"out.tar", "out/bomb.gz", "out/death.zip", "out/links.tar"} <= set(found)
+    assert not any(artifact.problem for artifact in found.values())
+    with tarfile.open(found["out.tar"].where) as archive:
+        assert sorted(archive.getnames()) == [".", "./bomb.gz", "./death.zip", "./links.tar"]
+    assert found["out.tar"].size < 20_000_000
+    assert Path(found["out/bomb.gz"].where).stat().st_size == found["out/bomb.gz"].size < 10_000_000
+
+
 def test_memory_that_runs_out_is_said_as_such(stack: LocalStack) -> None:
     if "memory" not in cgroups.usable():
         not_here("this user may limit no memory (no control group to write to)")

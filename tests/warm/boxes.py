@@ -83,6 +83,22 @@ class UnkeptBox(SnapBox):
         raise CannotBeKept("its files name their own folder")
 
 
+class AskingBox(PlainBox):
+    """Runs a command to find out whether it lives."""
+
+    async def alive(self) -> bool:
+        self.tell("asked", self.runtime_id)
+        return (await self.exec("true", timeout_s=60)).ok
+
+
+class ImageBox(SnapBox):
+    """Its image is, whatever its name, what the file `env.DIGEST` says."""
+
+    @classmethod
+    async def resolve_image(cls, spec: RuntimeSpec, host: Host) -> str:
+        return Path(spec.env["DIGEST"]).read_text()
+
+
 class FullBox(SnapBox):
     """Of a disk that has room for sandboxes, and for no snapshot."""
 

@@ -109,6 +109,40 @@ async def test_nothing_is_made_while_the_node_takes_no_work(node: Node) -> None:
     assert node.pool.idle == 1
 
 
+async def test_a_node_that_is_paused_while_it_looks_begins_nothing(node: Node) -> None:
+    await node.submit("t", "echo it")
+
+    class Pausing(list[Task]):
+        def __getitem__(self, key: Any) -> Any:
+            node.takes_work = False
+            return super().__getitem__(key)
+
+    node.claimed = Pausing()
+    await node.look_ahead.step()
+    assert not node.takes_work, "or this test shows nothing"
+    assert (node.pool.making, node.pool.idle) == (0, 0)
+
+
+async def test_uploads_that_changed_are_what_is_made_after_a_while(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = node.home / "source"
+    source.write_text("before")
+    upload = {"type": "upload_file", "source": str(source), "target": "/polar/session/it"}
+    task = Task.load(shell_task("t", "true", runtime=node.spec(prepare=[upload]).model_dump(mode="json")))
+    node.claimed = [task]
+    await node.look()
+    before = await node.recipe_of(task)
+    source.write_text("after")
+    await node.look()
+    changed = await node.recipe_of(task)
+    assert not node.warm.snapshots.has(changed), "it is looked through now and then only"
+    monkeypatch.setattr("polarq_worker.warm.ahead._WISH_S", 0.0)
+    node.look_ahead._wishes.clear()
+    await node.look()
+    source.write_text("at last")
+    await node.look()
+    assert [(await node.take(one)).origin for one in (before, changed, await node.recipe_of(task))] == ["warm"] * 3
+
+
 async def test_nothing_is_made_for_what_waits_while_there_are_places_for_it(node: Node) -> None:
     await node.submit("t", "echo it")
     node.is_full = False

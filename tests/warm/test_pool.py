@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from polarq_worker.stages.prepare import PrepareFailed
+from polarq_worker.warm.members import Wish
 from tests.warm.conftest import Rig, run, until, wishes
 
 
@@ -208,3 +209,30 @@ async def test_the_numbers_say_what_waits_and_how_sandboxes_were_come_by(rig: Ri
         "taken_from_snapshot": 1,
         "taken_cold": 1,
     }
+
+
+async def test_looking_whether_one_lives_is_no_command_of_its_rollouts(rig: Rig) -> None:
+    recipe = await rig.recipe("true", box="AskingBox")
+    assert await rig.made_ahead(recipe) == 1
+    (waiting,) = rig.warm.maker.living.values()
+    before = waiting.exec_times.report()
+    member = await rig.take(recipe)
+    assert (member.runtime, member.origin) == (waiting, "warm")
+    assert len(rig.events("asked")) == 1
+    assert waiting.exec_times.report() == before
+
+
+async def test_one_that_ran_out_of_another_tasks_time_is_made_anew_for_who_waits(rig: Rig) -> None:
+    tried = rig.home / "tried"
+    recipe = await rig.recipe(f"test -e {tried} || {{ touch {tried}; sleep 86399; }}", box="PlainBox")
+    assert rig.pool.ahead([Wish(recipe, 1.0)]) == 1
+    member = await rig.take(recipe)
+    assert (member.origin, rig.prepared) == ("cold", 2)
+
+
+async def test_the_one_that_waited_longest_is_handed_out_first(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(max_starting=1)
+    recipe = await rig.recipe(box="PlainBox")
+    assert await rig.made_ahead(recipe, recipe, recipe) == 3
+    waiting = list(rig.warm.maker.living.values())
+    assert [(await rig.take(recipe)).runtime for _ in range(3)] == waiting

@@ -41,6 +41,7 @@ async def key(rig: Rig, **fields: Any) -> str:
         {"gpus": 1},
         {"reuse": True},
         {"network": "none"},
+        {"network_policy": "full"},
         {"allow_internet": False},
         {"kwargs": {"a": 1}},
         {"box": "SnapBox"},
@@ -51,6 +52,16 @@ async def test_any_difference_separates(rig: Rig, other: dict[str, Any]) -> None
     fields: dict[str, Any] = {"box": "OfflineBox", "prepare": [{"type": "exec", "command": "echo a"}]}
     assert await key(rig, **fields) == await key(rig, **fields)
     assert await key(rig, **fields) != await key(rig, **{**fields, **other})
+
+
+async def test_an_image_that_its_name_stands_for_no_longer_separates(rig: Rig) -> None:
+    digest = rig.home / "digest"
+    digest.write_text("sha256:1")
+    fields: dict[str, Any] = {"box": "ImageBox", "image": "named:latest", "env": {"DIGEST": str(digest)}}
+    first = await key(rig, **fields)
+    assert await key(rig, **fields) == first
+    digest.write_text("sha256:2")
+    assert await key(rig, **fields) != first
 
 
 async def test_what_a_rollout_alone_is_concerned_with_does_not(rig: Rig) -> None:

@@ -28,20 +28,20 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault, SandboxLost
 from polarq_worker.runtimes import confined, strays, walls, wishes
-from polarq_worker.runtimes.base import ExecResult, Host, Runtime, SandboxLayout, Snapshot
+from polarq_worker.runtimes.base import ExecResult, Host, SandboxLayout, Snapshot
 from polarq_worker.runtimes.beginning import Beginning
 from polarq_worker.runtimes.commands import Commands, Order
 from polarq_worker.runtimes.confined import Progress
-from polarq_worker.runtimes.fetched import Fetched
 from polarq_worker.runtimes.folder import PrivateFolder, in_thread, write_private
 from polarq_worker.runtimes.kept import Kept, Record
 from polarq_worker.runtimes.processes import ProcessTree, WardenLost, uninterrupted
 from polarq_worker.runtimes.starting import Starting
 from polarq_worker.runtimes.surroundings import environment
 from polarq_worker.runtimes.texts import cannot, fault
+from polarq_worker.runtimes.transfers import OpenedRuntime
 
 
-class LocalRuntime(Runtime):
+class LocalRuntime(OpenedRuntime):
     """See the module's text."""
 
     def __init__(self, spec: RuntimeSpec, *, runtime_id: str, root: Path, host: Host | None = None) -> None:
@@ -158,6 +158,7 @@ class LocalRuntime(Runtime):
             return []
         # At a worker's start, so that no rollout waits for it.
         await asyncio.to_thread(bubblewrap.why_not)
+        await asyncio.to_thread(bubblewrap.own_users)
         kept = Kept(host.folder)
         swept, stubborn = [], []
         for record in cast("list[Record]", await _kept(kept.records)):
@@ -225,26 +226,6 @@ class LocalRuntime(Runtime):
             why = f"out of memory: it may use {self.spec.memory_mb} MB (memory_mb)"
             result = replace(result, out_of_memory=True, message="; ".join(filter(None, (why, result.message))))
         return result
-
-    async def put_file(self, source: Path, target: str) -> None:
-        progress = Progress()
-        await self._transfer("upload to", progress, confined.put_file, target, source, progress)
-
-    async def put_dir(self, source: Path, target: str) -> None:
-        progress = Progress()
-        await self._transfer("upload to", progress, confined.put_dir, target, source, progress)
-
-    async def put_bytes(self, data: bytes, target: str, mode: int = 0o644) -> None:
-        await self._transfer("write", Progress(), confined.put_bytes, target, data, mode)
-
-    async def get_file(self, source: str, target: Path, max_bytes: int) -> None:
-        progress = Progress(max_bytes=max_bytes)
-        await self._transfer("fetch", progress, confined.get_file, source, target, progress)
-
-    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> Fetched:
-        progress = Progress(max_bytes=max_bytes, max_files=max_files)
-        fetched: Fetched = await self._transfer("fetch", progress, confined.get_dir, source, target, progress)
-        return fetched
 
     async def end_background(self) -> bool:
         if self._lost or self._tree is None or self._commands is None:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from polarq.errors import RuntimeFault
+from polarq_worker.runtimes import cgroups
 from polarq_worker.runtimes.apptainer.inside import cgroup_folders
 from polarq_worker.runtimes.apptainer.program import Call, Program, complaint
 from polarq_worker.runtimes.folder import in_thread, remove_tree
@@ -48,7 +49,7 @@ class Note:
     started: str = ""
     """Start time of its first process, in clock ticks of the kernel; tells it from a later one with its number."""
     cgroups: tuple[str, ...] = ()
-    """Folders that the program made for this instance alone."""
+    """Folders that the program, or we, made for this instance alone."""
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,10 +91,10 @@ class Instance:
         try:
             self.pid = int(pid_file.read_text())
             started = start_time(self.pid)
-            cgroups = await asyncio.to_thread(_own_cgroups, self.pid)
+            groups = await asyncio.to_thread(_own_cgroups, self.pid)
         except (OSError, ValueError) as exc:
             raise RuntimeFault(f"the instance ended at once: {said.why}") from exc
-        self._note = replace(self._note, pid=self.pid, started=started, cgroups=cgroups)
+        self._note = replace(self._note, pid=self.pid, started=started, cgroups=(*self._note.cgroups, *groups))
         await in_thread(self._note.write, self._path)
 
     @property
@@ -199,10 +200,9 @@ def forget(store: Path, note: Note, path: Path) -> None:
                 remove_tree(found)
             else:
                 found.unlink(missing_ok=True)
-        for folder in note.cgroups:
-            # The program removes them only where it set limits.
-            with contextlib.suppress(OSError):
-                Path(folder).rmdir()
+        # The program removes its own only where it set limits.
+        if not cgroups.remove(note.cgroups):
+            raise RuntimeFault(f"processes in {' '.join(note.cgroups)} do not die")
         path.unlink(missing_ok=True)
     except OSError as exc:
         raise RuntimeFault(cannot("what is noted of the instance cannot be removed", exc)) from exc

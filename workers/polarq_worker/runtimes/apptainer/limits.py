@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
+from polarq.contracts.specs import RuntimeSpec
+from polarq_worker.runtimes import cgroups
 from polarq_worker.runtimes.apptainer.inside import cgroup_folders
+from polarq_worker.runtimes.base import ExecResult, Host
+from polarq_worker.runtimes.beginning import SPARE_PROCESSES
+from polarq_worker.runtimes.cgroups import Cgroup, Limits
 
 CGROUPS = Path("/sys/fs/cgroup")
+OUT_OF_MEMORY = "its memory was used up, and the kernel killed a process of it"
 
 
 def problem() -> str:
@@ -21,6 +28,24 @@ def problem() -> str:
     return (
         "" if bus.is_dir() else "without root it takes a systemd session of the worker's user (loginctl enable-linger)"
     )
+
+
+def most_processes(spec: RuntimeSpec, host: Host) -> int | None:
+    """How many an instance may have; None: nobody can count them here."""
+    if spec.max_processes is not None:
+        return spec.max_processes
+    return host.settings.apptainer.max_processes if limits_anything(spec) or "pids" in cgroups.usable() else None
+
+
+def limits_anything(spec: RuntimeSpec) -> bool:
+    """Whether the program makes control groups for an instance."""
+    return any(limit is not None for limit in (spec.cpus, spec.memory_mb, spec.max_processes))
+
+
+def own_group(spec: RuntimeSpec, host: Host, name: str) -> Cgroup | None:
+    """For the processes of an instance that its task limits in nothing: no sandbox may fill its machine."""
+    most = None if limits_anything(spec) else most_processes(spec, host)
+    return None if most is None else Cgroup(name, Limits(processes=most + SPARE_PROCESSES))
 
 
 def out_of_memory_kills(pid: int) -> int:
@@ -39,3 +64,10 @@ def out_of_memory_kills(pid: int) -> int:
             words = dict(line.split()[:2] for line in text.splitlines() if len(line.split()) >= 2)
             kills += int(words.get("oom_kill", 0))
     return kills
+
+
+def with_memory(result: ExecResult, pid: int, killed: int) -> ExecResult:
+    """The result, which says so when more than the `killed` of before were killed for want of memory meanwhile."""
+    if out_of_memory_kills(pid) <= killed:
+        return result
+    return replace(result, out_of_memory=True, message="; ".join(filter(None, (result.message, OUT_OF_MEMORY))))

@@ -28,27 +28,26 @@ from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault, SandboxLost
 from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes import confined, shm
-from polarq_worker.runtimes.apptainer import environment, wishes
+from polarq_worker.runtimes.apptainer import environment, limits, wishes
 from polarq_worker.runtimes.apptainer.files import InsideFiles
 from polarq_worker.runtimes.apptainer.images import Image, bring
 from polarq_worker.runtimes.apptainer.instance import Instance, Note, kill_within, name_of, stop_noted
 from polarq_worker.runtimes.apptainer.layers import Layers
-from polarq_worker.runtimes.apptainer.limits import out_of_memory_kills
+from polarq_worker.runtimes.apptainer.limits import OUT_OF_MEMORY, out_of_memory_kills, with_memory
 from polarq_worker.runtimes.apptainer.program import Program, find
-from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout, Snapshot
+from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, SandboxLayout, Snapshot
 from polarq_worker.runtimes.commands import Commands, Order
 from polarq_worker.runtimes.confined import Progress
-from polarq_worker.runtimes.fetched import Fetched
 from polarq_worker.runtimes.folder import in_thread, remove_tree, write_private
 from polarq_worker.runtimes.processes import ProcessTree, Walls, WardenLost, uninterrupted
 from polarq_worker.runtimes.starting import Starting
 from polarq_worker.runtimes.texts import cannot
+from polarq_worker.runtimes.transfers import OpenedRuntime
 
 INSIDE = Path(__file__).with_name("inside.py")
-OUT_OF_MEMORY = "its memory was used up, and the kernel killed a process of it"
 
 
-class ApptainerRuntime(Runtime):
+class ApptainerRuntime(OpenedRuntime):
     """See the module's text."""
 
     reach = Reach.NODE
@@ -144,9 +143,12 @@ class ApptainerRuntime(Runtime):
         self._image_id = image.digest
         if snapshot is not None:
             await in_thread(self._hold, snapshot)
+        group = limits.own_group(self.spec, self.host, self.runtime_id)
         note = Note(self._name, self.runtime_id, self.host.node_id, program.path)
+        if group is not None:
+            note = replace(note, cgroups=tuple(group.folders))
         self._instance = instance = Instance(program, note, Path(self.handle), self.root / "run")
-        chosen = wishes.options(self.spec, online=online, overlay=self.root / "overlay", layers=self._layers)
+        chosen = wishes.options(self.spec, self.host, online=online, overlay=self.root / "overlay", layers=self._layers)
         await instance.start(image.path, chosen)
         of_image = await environment.of_image(program, self._name, self.spec.image, self.root / "run")
         self._environment = WayOut(cut_off=not online).stripped(of_image)
@@ -157,7 +159,11 @@ class ApptainerRuntime(Runtime):
             )
             self._tree = ProcessTree(self.root / "run" / "warden.stderr", inside)
             await self._tree.start()
-            self._commands = Commands(self._tree, walled=False, most_processes=self.spec.max_processes)
+            if group is not None:
+                await in_thread(group.make)
+                await in_thread(group.take_in, self._tree.warden_pid)
+            most = limits.most_processes(self.spec, self.host)
+            self._commands = Commands(self._tree, walled=False, most_processes=most)
             self._lost = ""
             await in_thread(files.make, self._layout, self.workdir, self.spec.user)
         except OSError as exc:
@@ -278,14 +284,10 @@ class ApptainerRuntime(Runtime):
         if result.kind is ExecKind.SANDBOX_LOST:
             self._lost = self._lost or await self._why_lost(killed)
             return replace(result, message=self._lost)
-        return result if result.ok else await self._with_memory(result, killed)
-
-    async def _with_memory(self, result: ExecResult, killed: int) -> ExecResult:
-        """Says so when the memory was used up meanwhile."""
-        assert self._instance is not None
-        if await in_thread(out_of_memory_kills, self._instance.pid) <= killed:
+        if result.ok:
             return result
-        return replace(result, out_of_memory=True, message="; ".join(filter(None, (result.message, OUT_OF_MEMORY))))
+        told: ExecResult = await in_thread(with_memory, result, self._instance.pid, killed)
+        return told
 
     async def _why_lost(self, killed: int) -> str:
         assert self._instance is not None
@@ -297,28 +299,7 @@ class ApptainerRuntime(Runtime):
 
     # --- files
 
-    async def put_file(self, source: Path, target: str) -> None:
-        progress = Progress()
-        await self._moved("upload to", progress, confined.put_file, target, source, progress)
-
-    async def put_dir(self, source: Path, target: str) -> None:
-        progress = Progress()
-        await self._moved("upload to", progress, confined.put_dir, target, source, progress)
-
-    async def put_bytes(self, data: bytes, target: str, mode: int = 0o644) -> None:
-        await self._moved("write", Progress(), confined.put_bytes, target, data, mode)
-
-    async def get_file(self, source: str, target: Path, max_bytes: int) -> None:
-        progress = Progress(max_bytes=max_bytes)
-        await self._moved("fetch", progress, confined.get_file, source, target, progress)
-
-    async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> Fetched:
-        progress = Progress(max_bytes=max_bytes, max_files=max_files)
-        fetched = await self._moved("fetch", progress, confined.get_dir, source, target, progress)
-        assert isinstance(fetched, Fetched)
-        return fetched
-
-    async def _moved(
+    async def _transfer(
         self, what: str, progress: Progress, function: confined.Transfer, path: str, *args: object
     ) -> object:
         if self._lost or self._files is None:

@@ -66,7 +66,7 @@ def _is_volume(text: str) -> bool:
     return named and "," not in text and mode in {"", "ro", "rw"}
 
 
-def options(spec: RuntimeSpec, *, online: bool, overlay: Path, layers: list[Path]) -> list[str]:
+def options(spec: RuntimeSpec, host: Host, *, online: bool, overlay: Path, layers: list[Path]) -> list[str]:
     """Of `instance start`: nothing of the host but what the task mounts."""
     chosen = ["--contain", "--cleanenv", "--ipc", "--no-mount", "home,tmp,cwd,hostfs,bind-paths"]
     if os.geteuid() == 0:
@@ -82,8 +82,8 @@ def options(spec: RuntimeSpec, *, online: bool, overlay: Path, layers: list[Path
         chosen += ["--cpus", str(spec.cpus)]
     if spec.memory_mb is not None:
         chosen += ["--memory", f"{spec.memory_mb}M"]
-    if spec.max_processes is not None:
-        chosen += ["--pids-limit", str(spec.max_processes)]
+    if limits.limits_anything(spec):
+        chosen += ["--pids-limit", str(limits.most_processes(spec, host))]
     volumes = [str(volume) for volume in spec.kwargs.get("volumes", [])] + (spec.internet_volumes if online else [])
     for volume in volumes:
         chosen += ["--bind", volume]

@@ -10,12 +10,10 @@ daemon's archive calls, so that no owner has to be mapped and no folder opened f
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from aiodocker import Docker
 
@@ -25,23 +23,20 @@ from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import ImageMissing, RuntimeFault, SandboxLost
 from polarq_worker.network.forwarder import forwarded_door
 from polarq_worker.network.way_out import WayOut
-from polarq_worker.runtimes.archives.pack import Owner, Packer, parents_of
-from polarq_worker.runtimes.archives.unpack import Unpacker
+from polarq_worker.runtimes.archives.pack import Owner
 from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout, Snapshot
-from polarq_worker.runtimes.confined import parts_of
 from polarq_worker.runtimes.docker import config, doors, images, kept
-from polarq_worker.runtimes.docker.archive import Archive, in_thread
-from polarq_worker.runtimes.docker.commands import said
+from polarq_worker.runtimes.docker.archive import Archive
 from polarq_worker.runtimes.docker.daemon import Refusal, address, asking, connect, connected
 from polarq_worker.runtimes.docker.executor import Executor
-from polarq_worker.runtimes.docker.folders import session_folders, whole_folder
+from polarq_worker.runtimes.docker.files import Files, absolute
+from polarq_worker.runtimes.docker.folders import session_folders
 from polarq_worker.runtimes.docker.remove import removed
 from polarq_worker.runtimes.docker.users import owner_of
 from polarq_worker.runtimes.fetched import Fetched
-from polarq_worker.runtimes.folder import remove_tree
 from polarq_worker.runtimes.processes import uninterrupted
+from polarq_worker.runtimes.root import Root
 from polarq_worker.runtimes.starting import Starting
-from polarq_worker.runtimes.texts import cannot
 
 START_S = 600.0
 
@@ -58,7 +53,7 @@ class DockerRuntime(Runtime):
         self._docker: Docker | None = None
         self._executor: Executor | None = None
         self._stopped = False
-        self._made = False
+        self._root = Root(self.root)
         self._asked_for = False
         """The daemon may have a container of ours."""
         self._from_snapshot = False
@@ -143,7 +138,7 @@ class DockerRuntime(Runtime):
         await self._starting.run(self._start(snapshot, online))
 
     async def _start(self, snapshot: str | None, online: bool) -> None:
-        await uninterrupted(in_thread(self._make_folders))
+        await self._root.make({"logs": 0o700, "sockets": 0o755})
         self._docker = docker = connect(self.host)
         image = self.spec.image.strip()
         if snapshot is None:
@@ -207,9 +202,11 @@ class DockerRuntime(Runtime):
                 ExecKind.SANDBOX_LOST, message="it was stopped" if self._stopped else "it was not started"
             )
         try:
-            folder = self._absolute(cwd) if cwd else self.workdir
+            folder = absolute(cwd, self.workdir) if cwd else self.workdir
             who = user or self._user
-            owner = self._owner if who == self._user else await owner_of(self._archive("look up a user"), who)
+            owner = self._owner
+            if who != self._user:
+                owner = await owner_of(Archive(self._there("look up a user"), self._container), who)
         except RuntimeFault as exc:
             return ExecResult(ExecKind.COULD_NOT_START, message=str(exc))
         named = {"POLARQ_RUNTIME_ID": self.runtime_id, "PWD": folder}
@@ -226,28 +223,24 @@ class DockerRuntime(Runtime):
         )
 
     async def put_file(self, source: Path, target: str) -> None:
-        name, packer = self._target(target)
-        await self._put(f"upload to {target}", name, packer.file(name, source))
+        what, files = self._files("upload to", target)
+        await files.put_file(what, source, target)
 
     async def put_dir(self, source: Path, target: str) -> None:
-        name, packer = self._target(target)
-        if f"/{name}" in {SESSION_DIR, str(PurePosixPath(SESSION_DIR).parent)}:
-            raise RuntimeFault("the sandbox's own folder cannot be replaced; upload into a folder below it")
-        await self._put(f"upload to {target}", name, packer.folder(name, source), folder=True)
+        what, files = self._files("upload to", target)
+        await files.put_dir(what, source, target)
 
     async def put_bytes(self, data: bytes, target: str, mode: int = 0o644) -> None:
-        name, packer = self._target(target)
-        await self._put(f"write {target}", name, packer.one(name, data, mode))
+        what, files = self._files("write", target)
+        await files.put_bytes(what, data, target, mode)
 
     async def get_file(self, source: str, target: Path, max_bytes: int) -> None:
-        what = f"fetch {source}"
-        await self._archive(what).get_file(what, self._absolute(source), target, max_bytes)
+        what, files = self._files("fetch", source)
+        await files.get_file(what, source, target, max_bytes)
 
     async def get_dir(self, source: str, target: Path, max_bytes: int, max_files: int) -> Fetched:
-        what, top = f"fetch {source}", self._absolute(source)
-        archive = self._archive(what)
-        unpacker = Unpacker(target, max_bytes, max_files)
-        return await whole_folder(self._there(what), archive, self._container, what, top, unpacker)
+        what, files = self._files("fetch", source)
+        return await files.get_dir(what, source, target, max_bytes, max_files)
 
     async def end_background(self) -> bool:
         return self._executor is not None and await self._executor.end_background()
@@ -306,21 +299,10 @@ class DockerRuntime(Runtime):
         lines = [line for is_asked, line in asked if is_asked]
         return f" ({'; '.join(lines)})" if lines else ""
 
-    async def _put(self, what: str, name: str, parts: Iterator[bytes], *, folder: bool = False) -> None:
-        archive = self._archive(what)
-        try:
-            await archive.put(what, parts, replace_folders=folder)
-        except Refusal:
-            raise
-        except RuntimeFault:
-            # It broke off in the middle: half of it is worse than nothing.
-            with suppress(RuntimeFault):
-                remove = ["rm", "-rf" if folder else "-f", "--", f"/{name}"]
-                await said(self._there(what), self._container, remove)
-            raise
-
-    def _archive(self, what: str) -> Archive:
-        return Archive(self._there(what), self._container)
+    def _files(self, verb: str, path: str) -> tuple[str, Files]:
+        """And what is done. Raises `SandboxLost`."""
+        what = f"{verb} {path}"
+        return what, Files(self._there(what), self._container, self._owner, self.workdir)
 
     def _there(self, what: str) -> Docker:
         """Raises `SandboxLost`."""
@@ -328,29 +310,6 @@ class DockerRuntime(Runtime):
         if why or self._docker is None:
             raise SandboxLost(f"{what}: the sandbox was lost: {why}")
         return self._docker
-
-    def _absolute(self, path: str) -> str:
-        return "/" + "/".join(parts_of(path if path.startswith("/") else f"{self.workdir}/{path}"))
-
-    def _target(self, path: str) -> tuple[str, Packer]:
-        """(name in an archive for the container's root, who packs it). Folders on the way below the session are given
-        to the sandbox's user; others are made by the daemon where they are missing, and belong to root."""
-        whole = self._absolute(path)
-        if whole == "/":
-            raise RuntimeFault(f"'{path}' names the sandbox itself, not something in it")
-        parents = parents_of(whole, SESSION_DIR) if self._owner.uid else ()
-        return whole.lstrip("/"), Packer(self._owner).under(*parents)
-
-    def _make_folders(self) -> None:
-        try:
-            self.root.mkdir(mode=0o700, parents=True)
-            self._made = True
-            self.host_log_dir.mkdir(mode=0o700)
-            self._sockets.mkdir(mode=0o755)
-        except FileExistsError:
-            raise RuntimeFault(f"{self.root} exists already; a sandbox's folder is never shared") from None
-        except OSError as exc:
-            raise RuntimeFault(cannot(f"the sandbox's folder {self.root} cannot be made", exc)) from exc
 
     def _pull_line(self, line: str) -> None:
         with (self.host_log_dir / "image.pull").open("a", encoding="utf-8") as log:
@@ -370,14 +329,7 @@ class DockerRuntime(Runtime):
                 docker, self._docker = self._docker, None
                 await docker.close()
         finally:
-            if self._made:
-                await self._remove_root()
-
-    async def _remove_root(self) -> None:
-        try:
-            await asyncio.to_thread(remove_tree, self.root)
-        except OSError as exc:
-            raise RuntimeFault(cannot(f"the sandbox's folder {self.root} cannot be removed", exc)) from exc
+            await self._root.remove()
 
 
 def _has_daemon(host: Host) -> bool:

@@ -107,8 +107,9 @@ class Transfers:
         limit = max_bytes + (max_files + 16) * ENTRY_BYTES + READ_BYTES
         said = await self._shell(
             f"if [ -L {source} ] || [ ! -d {source} ]; then echo {NO_FOLDER}; else cd -- {source} && "
-            f"find . -type f -size +{max_bytes}c -print0 | head -z -n 1000 | base64 -w 0 && "
-            f"find . ! \\( -type f -size +{max_bytes}c \\) -print0 | head -z -n {max_files + 2} | "
+            # What goes while it is looked at is no word of ours.
+            f"find . -type f -size +{max_bytes}c -print0 2> /dev/null | head -z -n 1000 | base64 -w 0 && "
+            f"find . ! \\( -type f -size +{max_bytes}c \\) -print0 2> /dev/null | head -z -n {max_files + 2} | "
             f"tar --no-recursion --null --ignore-failed-read -T - -cf - 2> /dev/null | head -c {limit} > {inside}; fi",
             what,
         )

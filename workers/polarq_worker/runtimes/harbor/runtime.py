@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import os
-import secrets
 import shlex
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -28,21 +25,17 @@ from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault, SandboxLost
 from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout
-from polarq_worker.runtimes.capture import LOG_CAP_BYTES
 from polarq_worker.runtimes.fetched import Fetched
 from polarq_worker.runtimes.harbor import environment
+from polarq_worker.runtimes.harbor.commands import INSIDE, OWN_DIR, Commands
 from polarq_worker.runtimes.harbor.environment import Environment, asking
 from polarq_worker.runtimes.harbor.files import Transfers, mode_of
-from polarq_worker.runtimes.harbor.orders import decoded, result_of, write_order
 from polarq_worker.runtimes.processes import uninterrupted
+from polarq_worker.runtimes.root import Root
 from polarq_worker.runtimes.starting import Starting
 from polarq_worker.runtimes.texts import cannot
 
-INSIDE = Path(__file__).with_name("inside.sh")
-OWN_DIR = "/polar/run"
-ANSWER_S = 120.0
-"""How long the environment may take beyond the command's own time."""
-KILL_S = 60.0
+NOT_STARTED = "it was not started"
 
 
 class HarborRuntime(Runtime):
@@ -56,12 +49,10 @@ class HarborRuntime(Runtime):
         own = "\0".join((self.host.node_id, str(self.root), runtime_id))
         self._session = f"polarq-{hashlib.sha256(own.encode()).hexdigest()[:20]}"
         self._layout = SandboxLayout.below(SESSION_DIR)
-        self._numbers = itertools.count(1)
+        self._folder = Root(self.root)
         self._environment: Environment | None = None
         self._starting = Starting()
-        self._running: set[asyncio.Task[dict[str, list[str]]]] = set()
-        self._made = False
-        self._lost = "it was not started"
+        self._commands: Commands | None = None
 
     # --- what it can do
 
@@ -154,30 +145,31 @@ class HarborRuntime(Runtime):
         await self._starting.run(self._start())
 
     async def _start(self) -> None:
-        await uninterrupted(asyncio.to_thread(self._make_folders))
+        await self._folder.make({"run": 0o755, "logs": 0o755})
         made = await asyncio.to_thread(environment.make, self.spec, self._session, self.root)
         self._environment = made
         await uninterrupted(asyncio.to_thread(self._write_note))
         async with asking("the sandbox cannot be started"):
             await made.start(False)
-        self._lost = ""
+        self._commands = commands = Commands(made, self.root / "run", self.host_log_dir)
         own = [getattr(self._layout, f"{name}_dir") for name in ("session", "artifacts", "agent_log", "eval_log")]
         folders = shlex.join([*own, self.workdir])
         given = f" && chown {shlex.quote(self.spec.user)} {shlex.join(own)}" if self.spec.user else ""
-        await self._shell(
+        await commands.shell(
             f"mkdir -p {OWN_DIR} {folders} && chmod 1777 {OWN_DIR} && command -v bash setsid tar base64{given}",
             "the image has not all of bash, setsid, tar and base64, or is not to be written by its user",
         )
         async with asking("the sandbox cannot be started"):
             await made.upload_file(INSIDE, f"{OWN_DIR}/inside.sh")
-        await self._shell(f"chmod 644 {OWN_DIR}/inside.sh", "the sandbox cannot be started")
+        await commands.shell(f"chmod 644 {OWN_DIR}/inside.sh", "the sandbox cannot be started")
 
     async def stop(self) -> None:
         await uninterrupted(self._stop())
 
     async def _stop(self) -> None:
         await self._starting.end()
-        self._lost = self._lost or "it was stopped"
+        if self._commands is not None:
+            self._commands.lose("it was stopped")
         made, self._environment = self._environment, None
         try:
             if made is not None:
@@ -186,12 +178,11 @@ class HarborRuntime(Runtime):
         except RuntimeFault:
             self._environment = made
             raise
-        for running in self._running:
-            running.cancel()
+        if self._commands is not None:
+            self._commands.close()
         if self.host.folder is not None:
             self._note_path.unlink(missing_ok=True)
-        if self._made:
-            await asyncio.to_thread(shutil.rmtree, self.root, True)
+        await self._folder.remove()
 
     # --- commands
 
@@ -207,99 +198,19 @@ class HarborRuntime(Runtime):
         log: str | None,
         max_output_bytes: int,
     ) -> ExecResult:
-        begun = time.monotonic()
-        if self._lost or self._environment is None:
-            return ExecResult(ExecKind.SANDBOX_LOST, message=self._lost)
-        token = secrets.token_hex(8)
-        folder = f"{OWN_DIR}/{next(self._numbers)}.{token}"
+        if self._commands is None:
+            return ExecResult(ExecKind.SANDBOX_LOST, message=NOT_STARTED)
         where = str(PurePosixPath(self.workdir) / (cwd or ""))
-        order = write_order(self.root / "run" / token, command, {**self.spec.env, **(env or {}), "PWD": where}, stdin)
-        half = max(max_output_bytes // 2, 1)
-        runs = shlex.join(
-            ["bash", f"{OWN_DIR}/inside.sh", "run", folder, token, str(int(timeout_s * 1000)), str(half), where]
+        return await self._commands.run(
+            command,
+            where=where,
+            env={**self.spec.env, **(env or {}), "PWD": where},
+            user=user,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            log=log,
+            max_output_bytes=max_output_bytes,
         )
-        work = asyncio.ensure_future(self._ran(order, folder, runs, timeout_s, user))
-        self._running.add(work)
-        work.add_done_callback(self._running.discard)
-        try:
-            answer = await asyncio.shield(work)
-            named = command if isinstance(command, str) else command[0]
-            result = result_of(answer, time.monotonic() - begun, where, named)
-            if log is not None:
-                await self._keep_log(answer, log)
-            return result
-        except asyncio.CancelledError:
-            if self._lost:
-                return ExecResult(ExecKind.SANDBOX_LOST, message=self._lost, duration_s=time.monotonic() - begun)
-            await uninterrupted(self._kill(token, work))
-            raise
-        except RuntimeFault as exc:
-            await self._look(exc)
-            if self._lost:
-                return ExecResult(ExecKind.SANDBOX_LOST, message=self._lost, duration_s=time.monotonic() - begun)
-            return ExecResult(ExecKind.COULD_NOT_START, message=str(exc), duration_s=time.monotonic() - begun)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, order, True)
-
-    async def _ran(
-        self, order: Path, folder: str, runs: str, timeout_s: float, user: str | None
-    ) -> dict[str, list[str]]:
-        assert self._environment is not None
-        async with asking("the command could not be run"):
-            await self._environment.upload_dir(order, folder)
-            limit = int(timeout_s + ANSWER_S)
-            ran = await self._environment.exec(f"chmod -R a+rX {folder}; {runs}", cwd="/", timeout_sec=limit, user=user)
-        lines = (line.split() for line in (ran.stdout or "").splitlines())
-        answer = {words[0]: words[1:] for words in lines if words}
-        if "polarq" not in answer:
-            said = " ".join((ran.stdout or "").split())[-200:]
-            raise RuntimeFault(f"the sandbox ran no command: exit code {ran.return_code}: {said}")
-        return answer
-
-    async def _look(self, failed: RuntimeFault) -> None:
-        """Whether it is there at all."""
-        try:
-            await self._shell("true", "the sandbox does not answer")
-        except RuntimeFault:
-            self._lost = self._lost or str(failed)
-
-    async def _kill(self, token: str, work: asyncio.Task[dict[str, list[str]]]) -> None:
-        try:
-            if self._environment is not None:
-                async with asking("the command could not be killed"):
-                    kill = f"bash {OWN_DIR}/inside.sh kill {token}"
-                    await self._environment.exec(kill, cwd="/", timeout_sec=int(KILL_S))
-        except RuntimeFault as exc:
-            self._lost = self._lost or f"a cancelled command may still run: {exc}"
-        await asyncio.wait([work], timeout=KILL_S)
-        work.cancel()
-
-    async def _keep_log(self, answer: dict[str, list[str]], log: str) -> None:
-        assert self._environment is not None
-        stem = self.host_log_dir / log
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        for stream, name in (("out", "stdout"), ("err", "stderr")):
-            target = stem.with_name(f"{stem.name}.{name}")
-            size, head, tail = answer.get(stream, ["0", "-", "-"])
-            if tail == "-":
-                target.write_bytes(decoded(head))
-                continue
-            kept = f"{answer['kept'][0]}/{stream}"
-            if int(size) > LOG_CAP_BYTES:
-                await self._shell(f"truncate -s {LOG_CAP_BYTES} {kept}", "the log cannot be cut")
-            async with asking(f"the log {target} cannot be fetched"):
-                await self._environment.download_file(kept, target)
-
-    async def _shell(self, command: str, what: str) -> str:
-        """Runs a command of ours as the environment's own user. Raises `RuntimeFault` when it fails."""
-        if self._environment is None or self._lost:
-            raise SandboxLost(f"{what}: the sandbox was lost: {self._lost}")
-        async with asking(what):
-            ran = await self._environment.exec(command, cwd="/", timeout_sec=int(ANSWER_S))
-        if ran.return_code != 0:
-            said = (ran.stdout or "").strip().splitlines()
-            raise RuntimeFault(f"{what}: {said[-1] if said else f'exit code {ran.return_code}'}")
-        return ran.stdout or ""
 
     # --- files
 
@@ -329,9 +240,10 @@ class HarborRuntime(Runtime):
 
     def _moves(self, verb: str, path: str) -> tuple[str, Transfers]:
         what = f"{verb} {path}"
-        if self._lost or self._environment is None:
-            raise SandboxLost(f"{what}: the sandbox was lost: {self._lost}")
-        return what, Transfers(self._environment, self._shell, OWN_DIR, self.root / "run")
+        why = NOT_STARTED if self._commands is None else self._commands.lost
+        if why or self._environment is None or self._commands is None:
+            raise SandboxLost(f"{what}: the sandbox was lost: {why}")
+        return what, Transfers(self._environment, self._commands.shell, OWN_DIR, self.root / "run")
 
     def _path(self, path: str) -> str:
         return str(PurePosixPath(self.workdir) / path)
@@ -357,17 +269,6 @@ class HarborRuntime(Runtime):
             self._note_path.write_text(note.model_dump_json())
         except OSError as exc:
             raise RuntimeFault(cannot("the sandbox cannot be noted", exc)) from exc
-
-    def _make_folders(self) -> None:
-        try:
-            self.root.mkdir(mode=0o700, parents=True)
-            self._made = True
-            for name in ("run", "logs"):
-                (self.root / name).mkdir()
-        except FileExistsError:
-            raise RuntimeFault(f"{self.root} exists already; a sandbox's folder is never shared") from None
-        except OSError as exc:
-            raise RuntimeFault(cannot(f"the sandbox's folder {self.root} cannot be made", exc)) from exc
 
 
 def _notes(host: Host) -> Path:
