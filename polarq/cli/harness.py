@@ -188,4 +188,4 @@ def _told(name: str, *, whole: bool = False) -> dict[str, Any]:
 def _settings(model: Any) -> Iterator[tuple[str, str]]:
     for key, field in model.model_fields.items():
         kind = inspect.formatannotation(field.annotation)
-        yield key, f"{kind} = {field.default!r}"
+        yield key, f"{kind}, required" if field.is_required() else f"{kind} = {field.default!r}"

@@ -37,7 +37,7 @@ def stack(home: Path, harness: str, *scripts: Script) -> Iterator[LocalStack]:
     scenario = home / "scenario.yaml"
     told = {"name": "examples", "scripts": [script.model_dump(mode="json", exclude_none=True) for script in scripts]}
     scenario.write_text(yaml.safe_dump(told, sort_keys=False), "utf-8")
-    state = Path(os.environ.get("HARNESS_CACHE") or default_cache()) / f"local-{harness}"
+    state = Path(os.environ.get("HARNESS_CACHE") or default_cache()) / f"examples-{harness}"
     state.mkdir(parents=True, exist_ok=True)
     with LocalStack(
         home,

@@ -33,7 +33,11 @@ EVENTS = {"name": "old", "transport": "sse", "url": "http://127.0.0.1:9/sse"}
 
 
 def made(name: str, **fields: Any) -> Preset:
-    preset: Preset = plugin("harnesses", name)(AgentSpec.parse({"harness": name, **fields}))
+    found = plugin("harnesses", name)
+    # What a preset cannot do without.
+    wanted = {key: "agent.py" for key, field in found.settings_class.model_fields.items() if field.is_required()}
+    spec = {"harness": name, **fields, "settings": {**wanted, **fields.get("settings", {})}}
+    preset: Preset = found(AgentSpec.parse(spec))
     return preset
 
 

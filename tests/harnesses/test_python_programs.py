@@ -91,3 +91,18 @@ def test_one_that_is_not_there_or_too_old_is_asked_of_the_image(there: bool, ima
     assert done.returncode == 1
     words = "no registry ships tool: it has to be in the image, in a version of at least 1.2.0 and below 1.3.0"
     assert words in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("more", "taken"), [("another[extra]~=1.2", True), ("missing>=1", False)])
+def test_a_library_of_the_image_is_taken_only_with_what_goes_with_it(
+    more: str, taken: bool, image: Path, tmp_path: Path
+) -> None:
+    python = environment_with("a-package", "1.2.9", tmp_path / "venv")
+    info = python.parents[1] / f"lib/python3.{sys.version_info[1]}/site-packages/another-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: another\nVersion: 1.2\n")
+    # Nothing can be installed here: a registry that is not there, and no pip.
+    done = install(
+        PythonProgram("a-package", "python", VERSIONS, with_=(more,)), image, tmp_path, f"{python.parent}:{image}"
+    )
+    assert (done.returncode == 0) is taken, done.stderr

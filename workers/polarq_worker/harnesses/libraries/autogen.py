@@ -17,8 +17,9 @@ class AutoGenHarness(LibraryPreset):
     program: ClassVar[PythonProgram] = PythonProgram(
         "autogen-agentchat",
         "python",
-        Versions("0.7.5", "0.7.0", "0.8.0"),
+        Versions("0.7.5", "0.7.5", "0.8.0"),
         python="3.10",
-        with_=("autogen-ext[openai,anthropic]~=0.7",),
+        # Its client for Messages does not know the later ones of Anthropic's package.
+        with_=("autogen-ext[openai,anthropic]~=0.7", "anthropic<1"),
     )
     dialects: ClassVar[tuple[str, ...]] = ("openai_chat", "anthropic_messages")

@@ -19,7 +19,7 @@ class LangChainHarness(LibraryPreset):
     program: ClassVar[PythonProgram] = PythonProgram(
         "langchain",
         "python",
-        Versions("1.5.2", "1.0.0", "1.6.0"),
+        Versions("1.5.2", "1.5.0", "1.6.0"),
         with_=("langgraph~=1.2", "langchain-openai~=1.7", "langchain-anthropic~=1.7", "langchain-google-genai~=4.4"),
     )
     dialects: ClassVar[tuple[str, ...]] = ("openai_chat", "openai_responses", "anthropic_messages", "google_generate")

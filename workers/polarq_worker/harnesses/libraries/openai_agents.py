@@ -17,7 +17,7 @@ class OpenAIAgentsHarness(LibraryPreset):
     name: ClassVar[str] = "openai_agents"
     title: ClassVar[str] = "OpenAI Agents SDK"
     program: ClassVar[PythonProgram] = PythonProgram(
-        "openai-agents", "python", Versions("0.24.0", "0.20.0", "0.25.0"), python="3.10"
+        "openai-agents", "python", Versions("0.24.0", "0.24.0", "0.25.0"), python="3.10"
     )
     dialects: ClassVar[tuple[str, ...]] = ("openai_responses", "openai_chat")
 

@@ -17,7 +17,7 @@ class PydanticAIHarness(LibraryPreset):
     program: ClassVar[PythonProgram] = PythonProgram(
         "pydantic-ai-slim",
         "python",
-        Versions("2.68.0", "2.0.0", "2.69.0"),
+        Versions("2.68.0", "2.68.0", "2.69.0"),
         with_=("pydantic-ai-slim[openai,anthropic,google]",),
     )
     dialects: ClassVar[tuple[str, ...]] = ("openai_chat", "openai_responses", "anthropic_messages", "google_generate")

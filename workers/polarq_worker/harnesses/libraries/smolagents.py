@@ -15,6 +15,6 @@ class SmolagentsHarness(LibraryPreset):
     name: ClassVar[str] = "smolagents"
     title: ClassVar[str] = "smolagents"
     program: ClassVar[PythonProgram] = PythonProgram(
-        "smolagents", "python", Versions("1.26.0", "1.20.0", "1.27.0"), python="3.10", with_=("smolagents[openai]",)
+        "smolagents", "python", Versions("1.26.0", "1.26.0", "1.27.0"), python="3.10", with_=("smolagents[openai]",)
     )
     dialects: ClassVar[tuple[str, ...]] = ("openai_chat",)

@@ -45,6 +45,12 @@ will_do() {
 # The Python that a script of the image is run by: its first line names it.
 python_of() { head -n 1 "$1" | sed -n 's/^#! *\([^ ]*python[^ ]*\).*/\1/p'; }
 
+# Whether that Python has what else is wanted, in whatever version.
+has_the_rest() {
+  "$1" -c 'import importlib.metadata as m, re, sys
+for line in filter(None, sys.argv[1].splitlines()): m.version(re.split(r"[^\w.-]", line)[0])' "${POLARQ_WITH-}" 2>/dev/null
+}
+
 use_the_images() {
   local found version python
   found=$(type -P "$POLARQ_BIN") || return 1
@@ -54,6 +60,7 @@ use_the_images() {
       [ "$POLARQ_BIN" = python ] || python=$(python_of "$found")
       [ -n "$python" ] || return 1
       version=$(version_of "$python")
+      has_the_rest "$python" || return 1
       ;;
     *) version=$(version_of "$found") ;;
   esac
