@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polarq.callback.address import check_callback_url, own_ports
+from polarq.contracts.evaluators import judges_of
 from polarq.contracts.task import Task
 from polarq.errors import InvalidTask
 from polarq.topology.allowed import not_allowed
@@ -22,6 +23,12 @@ def check_task(task: Task, topology: Topology) -> None:
         problem = check_callback_url(task.callback_url, security.callback_hosts, own_ports(topology))
         if problem is not None:
             problems.append(f"callback_url: {problem}")
+    if task.evaluator is not None:
+        problems += [
+            f"evaluator.config.judge_base_url: {problem}"
+            for url in judges_of(task.evaluator)
+            if (problem := check_callback_url(url, security.judge_hosts, setting="security.judge_hosts"))
+        ]
     if problems:
         raise InvalidTask("task", problems)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import abc
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from polarq.contracts.rollout import HarnessReport, Reward
@@ -26,6 +27,20 @@ class EvaluationTimedOut(EvaluatorFault):
 
 
 @dataclass(frozen=True)
+class NodeRules:
+    """What a node lets evaluators do for tasks, and has for them. By default nothing is allowed."""
+
+    upload_roots: Sequence[str] = ()
+    """Host folders from which tests may be brought into a sandbox (`security.upload_roots`)."""
+    judge_hosts: Sequence[str] = ()
+    """`security.judge_hosts`."""
+    judge_keys: Mapping[str, str] = field(default_factory=dict)
+    """Values of the variables in `security.judge_key_envs` that are set."""
+    judge_cache: Path | None = None
+    """Folder for verdicts of judges; None: they are not kept."""
+
+
+@dataclass(frozen=True)
 class EvaluationContext:
     """An ended rollout as its evaluator sees it."""
 
@@ -42,6 +57,7 @@ class EvaluationContext:
     """What `Evaluator.baseline` returned before the agent ran."""
     fresh_runtime: Callable[[], Awaitable[Runtime]]
     """Starts and prepares a sandbox that the agent never saw; the caller of `evaluate` stops it."""
+    rules: NodeRules = NodeRules()
 
 
 class Evaluator(abc.ABC):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,9 @@ class Graded:
 
     runtime: Runtime
     report: dict[str, Any]
-    nothing: str = ""
+    nothing: str
+    without_work: Callable[[], Awaitable[None]]
+    """Puts the agent's work back, too: the tree is as it was before it."""
 
 
 class WorkLost(Exception):
@@ -79,7 +81,7 @@ async def set_up(
         found = await _sorted(tree, tests, exclude, keep_scaffolding, step_s)
     await tree.restore(found.left_out, step_s)
     await tree.drop_byte_code(step_s)
-    return Graded(runtime, report, nothing)
+    return Graded(runtime, report, nothing, lambda: tree.restore(found.work, step_s))
 
 
 async def _sorted(
