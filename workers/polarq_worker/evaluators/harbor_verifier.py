@@ -29,13 +29,17 @@ MAX_REWARD_BYTES = 256 * 1024
 LOG = "eval/verifier"
 _RUN = r"""
 dir=$1 mark=$2 channel=$3 command=$4
-rm -rf -- "$dir" && mkdir -p -- "$dir" || exit 90
+new="$dir.$mark"
+mkdir -p -- "$new" || exit 90
 if [ "$channel" = descriptor ]; then
     hidden="$(mktemp)" && exec 9<>"$hidden" && rm -f -- "$hidden" || exit 90
     hidden="$(mktemp)" && exec 8<>"$hidden" && rm -f -- "$hidden" || exit 90
     chmod 666 /proc/self/fd/8 /proc/self/fd/9 || exit 90
-    ln -s /proc/self/fd/9 "$dir/reward.txt" && ln -s /proc/self/fd/8 "$dir/reward.json" || exit 90
+    ln -s /proc/self/fd/9 "$new/reward.txt" && ln -s /proc/self/fd/8 "$new/reward.json" || exit 90
 fi
+# In one step: who writes into the old folder all the time would else be the first in the new one.
+rm -rf -- "$dir"
+mv -T -- "$new" "$dir" || { rm -rf -- "$dir" "$new"; exit 91; }
 bash -o pipefail -c "$command"
 status=$?
 if [ "$channel" = descriptor ]; then
@@ -54,7 +58,8 @@ for name in reward.txt reward.json; do
     echo .
 done
 """
-NOT_READY = 90
+NOT_READY, TAKEN = 90, 91
+"""The reward's folder cannot be made, or not be put in its place: somebody else is at it."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,8 @@ async def _once(
         category=ExecCategory.VERIFIER,
     )
     _blame(result, log)
+    if result.exit_code == TAKEN and channel == "descriptor":
+        return "replaced", Verified(b"", b"", TAKEN, {})
     line = result.stdout.rpartition(mark.encode())[2].split()
     if len(line) != 4:
         raise EvaluatorFault(f"the verifier's end was not seen ({result.why}); see log {log}")
