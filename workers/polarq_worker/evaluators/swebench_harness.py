@@ -60,6 +60,7 @@ class SwebenchHarnessEvaluator(Evaluator):
                 tests=[f"{path}::" for path in files_of_patch(config.instance.test_patch)],
                 exclude=config.exclude_patterns,
                 keep_scaffolding=config.keep_agent_scaffolding,
+                even_without_work=False,
                 step_s=config.apply_timeout,
             )
         except WorkLost as exc:

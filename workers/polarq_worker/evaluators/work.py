@@ -46,10 +46,14 @@ async def set_up(
     tests: Collection[str] = (),
     exclude: Collection[str] = (),
     keep_scaffolding: bool = False,
+    even_without_work: bool = True,
     step_s: float,
 ) -> Graded:
-    """`tests` are the test files that decide (`path::` or a path with `::` after it); with none, all test files keep
-    their first version. Raises `WorkLost`, `EvaluatorFault`, `RuntimeFault`."""
+    """`tests` are the test files that decide, as `path::`; with none, all test files keep their first version. Not
+    `even_without_work`: nothing is set up where the agent changed nothing.
+
+    Raises `WorkLost`, `EvaluatorFault`, `RuntimeFault`.
+    """
     baseline = Baseline.model_validate(dict(context.baseline) or {"tracked": False})
     if not baseline.tracked:
         raise EvaluatorFault(f"git is needed in the sandbox to tell what the agent changed in {repo_dir}; install it")
@@ -71,7 +75,7 @@ async def set_up(
         raise WorkLost("what was recorded of the repository before the agent is gone", report) from None
     except PatchTooLarge:
         raise WorkLost("the agent's changes are too large", report) from None
-    if fresh:
+    if fresh and (not nothing or even_without_work):
         runtime = await context.fresh_runtime()
         await context.runtime.end_background()
         # What the patch says of itself came from the agent's sandbox, and is judged again in the other.
