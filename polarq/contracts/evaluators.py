@@ -122,6 +122,8 @@ def check_evaluator(spec: EvaluatorSpec) -> None:
                 raise ValueError(f"config.parts.{part.name}: {exc}") from None
 
 
+HOST_FOLDERS = ("task_dir", "tests_dir")
+"""Keys of configs that name a folder on the node's host."""
 REPOSITORY = {"test_on_output": "/testbed", "swebench_harness": "/testbed"}
 """Where evaluators that always look at a repository do so when their config does not say."""
 
@@ -143,3 +145,12 @@ def judges_of(spec: EvaluatorSpec) -> list[str]:
     if config is None or not issubclass(config, JudgeConfig):
         return []
     return [str(spec.config["judge_base_url"])]
+
+
+def folders_of(spec: EvaluatorSpec) -> list[str]:
+    """Folders on the node's host that a built-in evaluator, or a part of it, brings into sandboxes."""
+    if spec.strategy == "composite":
+        return [one for part in CompositeConfig.model_validate(spec.config).parts for one in folders_of(part.spec())]
+    if not issubclass(_CONFIGS.get(spec.strategy, Contract), HarborConfig):
+        return []
+    return [str(spec.config[key]) for key in HOST_FOLDERS if spec.config.get(key) is not None]

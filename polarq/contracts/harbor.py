@@ -59,6 +59,9 @@ class HarborRubricConfig(HarborConfig, JudgeConfig):
     rubric_file: NonBlank = "rubric.md"
     """In the tests' folder."""
     rubric_coefficient: float = Field(0.2, ge=0)
+    judge_include_tool_outputs: bool = True
+    """Whether the judge sees what tools answered."""
+    judge_max_traces_per_call: int = Field(32, ge=1)
     on_judge_failure: Literal["fail", "outcome_only"] = "fail"
     """fail: no reward. outcome_only: the verifier's reward alone, which the report says."""
 

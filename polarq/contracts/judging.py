@@ -19,7 +19,8 @@ class JudgeConfig(Contract):
     """With or without /v1. Its host must be among the node's `security.judge_hosts`."""
     judge_model: NonBlank
     judge_api_key_env: NonBlank | None = None
-    """Name of the variable on the node that holds the key, one of the node's `security.judge_key_envs`."""
+    """Name of the variable on the node that holds the key, one of the node's `security.judge_key_envs`. None:
+    `JUDGE_API_KEY` where the node has it."""
     judge_timeout: float = Field(60.0, gt=0)
     """Seconds for one call."""
     judge_max_retries: int = Field(4, ge=0, le=20)

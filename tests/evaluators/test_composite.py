@@ -125,4 +125,6 @@ def test_a_repository_that_a_part_names_is_the_tasks() -> None:
     part = {"name": "tests", "strategy": "script", "config": {"command": "true", "repo_dir": "/testbed"}}
     assert repository_of(composite(RIGHT, part)) == "/testbed"
     assert repository_of(composite(RIGHT)) is None
-    assert repository_of(EvaluatorSpec(strategy="test_on_output")) == "/testbed"
+    # Its history after the checked-out commit is taken away before the agent sees it.
+    for strategy in ("test_on_output", "swebench_harness"):
+        assert repository_of(EvaluatorSpec(strategy=strategy)) == "/testbed"

@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 
+from polarq.client.limits import check_task
+from polarq.contracts.evaluators import folders_of
 from polarq.contracts.harbor import HarborToml, task_fields
 from polarq.contracts.rollout import Reward
 from polarq.contracts.specs import EvaluatorSpec
 from polarq.contracts.task import Task
 from polarq.contracts.trajectory import Trajectory
 from polarq.errors import EvaluatorFault, InvalidTask
+from polarq.topology import Topology
 from polarq_worker.evaluators.base import EvaluationTimedOut, NodeRules
 from polarq_worker.evaluators.create import create_evaluator
 from polarq_worker.evaluators.judge import JudgeFailed
 from tests.evaluators.conftest import FIX, REPO, Bench
 from tests.evaluators.judging import scripted_judge
-from tests.evaluators.traces import trajectory
+from tests.evaluators.traces import trace, trajectory
 
 TESTS, LOGS = "/polar/session/tests", "/polar/session/verifier"
 SUMS = 'if PYTHONPATH=. python "$TEST_DIR/sums.py"; then echo 1; else echo 0; fi > "$VERIFIER_DIR/reward.txt"'
@@ -240,6 +243,23 @@ def test_a_directory_becomes_a_task(tmp_path: Path) -> None:
         task_fields(tmp_path / "task", backend="docker")
 
 
+@pytest.mark.parametrize("within", [False, True], ids=["itself", "as a part"])
+def test_a_folder_is_taken_relative_to_the_task_file_and_held_to_the_operators_word(
+    within: bool, tmp_path: Path
+) -> None:
+    evaluator: dict[str, Any] = {"strategy": "harbor", "config": {"task_dir": "task"}}
+    if within:
+        evaluator = {"strategy": "composite", "config": {"parts": [{"name": "verifier", **evaluator}]}}
+    agent = {"harness": "shell", "custom_shell": {"command": "true"}}
+    (tmp_path / "task.json").write_text(json.dumps({"instruction": "x", "agent": agent, "evaluator": evaluator}))
+    task = Task.load(tmp_path / "task.json")
+    assert task.evaluator is not None
+    assert folders_of(task.evaluator) == [str(tmp_path / "task")]
+    check_task(task, Topology())
+    with pytest.raises(InvalidTask, match=r"security\.upload_roots"):
+        check_task(task, Topology.model_validate({"security": {"upload_roots": ["/elsewhere"]}}))
+
+
 @pytest.mark.parametrize(
     ("toml", "says"),
     [
@@ -309,3 +329,16 @@ async def test_a_rollout_without_traces_asks_no_judge(bench: Bench, tmp_path: Pa
     async with scripted_judge() as judge:
         await outcome(bench, rubric(directory(tmp_path), judge.url))
         assert not judge.bodies
+
+
+async def test_many_traces_are_judged_some_at_a_time_without_what_tools_said(bench: Bench, tmp_path: Path) -> None:
+    tool = {"role": "tool", "content": "a long listing"}
+    traces = [trace(index, {"role": "assistant", "content": f"step {index}"}, tool) for index in range(3)]
+    bench.trajectory = Trajectory(builder="x", traces=traces)
+    async with scripted_judge('{"trace_0": 1, "trace_1": 2}', '{"trace_2": 3}') as judge:
+        config = {"judge_max_traces_per_call": 2, "judge_include_tool_outputs": False, "rubric_coefficient": 1}
+        reward = await outcome(bench, rubric(directory(tmp_path), judge.url, **config))
+        asked = [body["messages"][1]["content"] for body in judge.bodies]
+    assert reward.trace_rewards == pytest.approx([0.2, 0.4, 0.6])
+    assert ["step 2" in text for text in asked] == [False, True]
+    assert not any("a long listing" in text for text in asked)

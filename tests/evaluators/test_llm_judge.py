@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,8 @@ async def test_no_verdict_within_the_budget_is_a_fault_and_fills_no_cache(bench:
             await bench.verdict()
         assert len(judge.bodies) == 3
     assert not cache.exists()
+    kept = json.loads((bench.runtime.host_log_dir / "eval/judge.jsonl").read_text())
+    assert (len(kept["judge_replies"]), kept["judge_tokens"]["prompt"]) == (3, 270)
 
 
 async def test_the_token_budget_ends_the_asking(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import json
+import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ from polarq.contracts.rollout import HarnessReport, Reward
 from polarq.contracts.specs import EvaluatorSpec
 from polarq.contracts.task import Task
 from polarq.contracts.trajectory import Trajectory
-from polarq.errors import EvaluatorFault
+from polarq.errors import EvaluatorFault, RuntimeFault
 from polarq_worker.runtimes.base import Runtime
+
+log = logging.getLogger("polarq.worker.evaluators")
 
 MAX_REPORT_BYTES = 64 * 1024
 
@@ -58,6 +61,15 @@ class EvaluationContext:
     fresh_runtime: Callable[[], Awaitable[Runtime]]
     """Starts and prepares a sandbox that the agent never saw; the caller of `evaluate` stops it."""
     rules: NodeRules = NodeRules()
+
+
+async def fresh_sandbox(context: EvaluationContext) -> Runtime:
+    """`context.fresh_runtime`, asked once more where the sandbox could not be started. Raises `RuntimeFault`."""
+    try:
+        return await context.fresh_runtime()
+    except RuntimeFault as exc:
+        log.warning("rollout %s: a fresh sandbox could not be had, once more: %s", context.rollout_id, exc)
+    return await context.fresh_runtime()
 
 
 class Evaluator(abc.ABC):

@@ -22,6 +22,11 @@ class Judged:
 
     part: PartConfig
     reward: Reward
+    took_s: float
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return {"outcome": self.reward.outcome, "part_s": round(self.took_s, 3), **self.reward.report}
 
     @property
     def passed(self) -> bool:
@@ -56,18 +61,20 @@ class CompositeEvaluator(Evaluator):
                 timeout_s=max(deadline - time.monotonic(), 0.0),
                 baseline=dict(context.baseline.get(part.name, {})),
             )
+            began = time.monotonic()
             try:
-                judged.append(Judged(part, await evaluator.evaluate(inner)))
+                reward = await evaluator.evaluate(inner)
             except EvaluationTimedOut as exc:
                 raise EvaluationTimedOut(f"part '{part.name}': {exc}") from exc
             except EvaluatorFault as exc:
                 raise EvaluatorFault(f"part '{part.name}': {exc}") from exc
+            judged.append(Judged(part, reward, time.monotonic() - began))
             if not judged[-1].passed and (part.gate or self._config.mode == "first_failure"):
                 break
         return self._reward(judged, context)
 
     def _reward(self, judged: Sequence[Judged], context: EvaluationContext) -> Reward:
-        report = {one.part.name: {"outcome": one.reward.outcome, **one.reward.report} for one in judged}
+        report = {one.part.name: one.told for one in judged}
         last = judged[-1]
         whole: dict[str, Any] = {"mode": self._config.mode, **_report(report)}
         if not last.passed and (last.part.gate or self._config.mode == "first_failure"):

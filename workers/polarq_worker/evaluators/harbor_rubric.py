@@ -45,9 +45,9 @@ class HarborRubricEvaluator(HarborEvaluator):
         if not traces:
             return reward
         report = dict(reward.report)
-        async with Judge(self._judging, context.rules, max(deadline - time.monotonic(), 0.0)) as judge:
+        async with Judge(self._judging, context, max(deadline - time.monotonic(), 0.0)) as judge:
             try:
-                scores = await judge.ask(self._question(context.task.instruction, traces))
+                scores = await self._scores(judge, context.task.instruction, traces)
             except JudgeFailed as exc:
                 if self._judging.on_judge_failure == "fail":
                     raise
@@ -57,10 +57,18 @@ class HarborRubricEvaluator(HarborEvaluator):
         whole = self.verdict(reward.outcome, {**report, "rubric_scores": scores})
         return whole.model_copy(update={"trace_rewards": [reward.outcome + one for one in extra]})
 
+    async def _scores(self, judge: Judge, instruction: str, traces: list[Trace]) -> list[float]:
+        most = self._judging.judge_max_traces_per_call
+        scores: list[float] = []
+        for at in range(0, len(traces), most):
+            scores += await judge.ask(self._question(instruction, traces[at : at + most]))
+        return scores
+
     def _question(self, instruction: str, traces: list[Trace]) -> Question:
         most = self._judging.max_section_chars
         names = [f"trace_{trace.index}" for trace in traces]
-        texts = [conversation(Trajectory(builder="", traces=[trace])) for trace in traces]
+        shown = self._judging.judge_include_tool_outputs
+        texts = [conversation(Trajectory(builder="", traces=[one]), tool_outputs=shown) for one in traces]
         parts = [section("The task", instruction, most), section("The rubric", self._rubric.read_text("utf-8"), most)]
         parts += [section(name, text, most) for name, text in zip(names, texts, strict=True)]
         whole = {"type": "integer", "minimum": -SCALE, "maximum": SCALE}

@@ -21,10 +21,12 @@ import httpx
 from polarq.callback.address import check_callback_url
 from polarq.contracts.judging import JudgeConfig
 from polarq.errors import EvaluatorFault
-from polarq_worker.evaluators.base import EvaluationTimedOut, NodeRules
+from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut
 from polarq_worker.evaluators.verdicts import NoVerdict, one_object
 
 SHOWN = 2000
+DEFAULT_KEY_ENV = "JUDGE_API_KEY"
+LOG = "eval/judge.jsonl"
 MAX_BACKOFF_S = 30.0
 WORTH_REPEATING = frozenset({408, 409, 425, 429})
 
@@ -74,9 +76,10 @@ class JudgeFailed(EvaluatorFault):
 class Judge:
     """One evaluation's. Used as an async context manager."""
 
-    def __init__(self, config: JudgeConfig, rules: NodeRules, timeout_s: float) -> None:
+    def __init__(self, config: JudgeConfig, context: EvaluationContext, timeout_s: float) -> None:
         self._config = config
-        self._rules = rules
+        self._rules = rules = context.rules
+        self._log = context.runtime.host_log_dir / LOG
         self._deadline = time.monotonic() + timeout_s
         self._retries = config.judge_max_retries
         self._asks = config.judge_max_asks
@@ -84,14 +87,12 @@ class Judge:
         problem = check_callback_url(config.judge_base_url, rules.judge_hosts, setting="security.judge_hosts")
         if problem is not None:
             raise EvaluatorFault(f"evaluator.config.judge_base_url: {problem}")
-        key = None
-        if config.judge_api_key_env is not None:
-            key = rules.judge_keys.get(config.judge_api_key_env)
-            if key is None:
-                raise EvaluatorFault(
-                    f"evaluator.config.judge_api_key_env: {config.judge_api_key_env} is not set on this node, or not"
-                    " among security.judge_key_envs"
-                )
+        key = rules.judge_keys.get(config.judge_api_key_env or DEFAULT_KEY_ENV)
+        if key is None and config.judge_api_key_env is not None:
+            raise EvaluatorFault(
+                f"evaluator.config.judge_api_key_env: {config.judge_api_key_env} is not set on this node, or not"
+                " among security.judge_key_envs"
+            )
         self._client = httpx.AsyncClient(
             headers={} if key is None else {"authorization": f"Bearer {key}"},
             timeout=config.judge_timeout,
@@ -102,6 +103,10 @@ class Judge:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        # Without a verdict there is no report, and what was said and spent is all the more worth keeping.
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(self.costs.report()) + "\n")
         await self._client.aclose()
 
     async def ask(self, question: Question) -> Any:

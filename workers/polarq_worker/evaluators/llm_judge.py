@@ -42,7 +42,7 @@ class LlmJudgeEvaluator(Evaluator):
             judged = await self._judged(context)
         except NoAnswer as exc:
             return self.verdict(0.0, {"answer": None, "why": str(exc)})
-        async with Judge(config, context.rules, context.timeout_s * SHARE_OF_BUDGET) as judge:
+        async with Judge(config, context, context.timeout_s * SHARE_OF_BUDGET) as judge:
             if config.mode == "pairwise":
                 opponent = config.opponent or ""
                 first = await judge.ask(self._pair(context.task.instruction, judged, opponent))
@@ -88,11 +88,13 @@ class LlmJudgeEvaluator(Evaluator):
         return Question(_messages(parts, wanted), _schema({"winner": {"enum": list(_WINNERS)}}), _winner, [a, b])
 
 
-def conversation(trajectory: Trajectory) -> str:
+def conversation(trajectory: Trajectory, *, tool_outputs: bool = True) -> str:
     """What was said and done after the first prompt, message by message, of each trace."""
     lines = []
     for trace in trajectory.traces:
         for message in trace.response_messages:
+            if message.get("role") == "tool" and not tool_outputs:
+                continue
             calls = message.get("tool_calls") or []
             lines.append(f"[{message.get('role', 'assistant')}] {text_of(message)}".rstrip())
             lines += [f"[call] {call.get('function', call)}" for call in calls if isinstance(call, dict)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from polarq.errors import EvaluatorFault
 from polarq_worker.evaluators import patches
-from polarq_worker.evaluators.base import EvaluationContext
+from polarq_worker.evaluators.base import EvaluationContext, fresh_sandbox
 from polarq_worker.evaluators.patches import Patch, apply_patch
 from polarq_worker.evaluators.scaffolding import Sorted, sort_changes
 from polarq_worker.evaluators.snapshot import Baseline, PatchTooLarge, RepositoryLost, Snapshot, take
@@ -76,7 +76,7 @@ async def set_up(
     except PatchTooLarge:
         raise WorkLost("the agent's changes are too large", report) from None
     if fresh and (not nothing or even_without_work):
-        runtime = await context.fresh_runtime()
+        runtime = await fresh_sandbox(context)
         await context.runtime.end_background()
         # What the patch says of itself came from the agent's sandbox, and is judged again in the other.
         tree = Snapshot(runtime, repo_dir, env, await take(runtime, repo_dir, env, step_s))
