@@ -62,11 +62,7 @@ def harbor(task: Path, *, fresh: bool = False, strategy: str = "harbor", **confi
 async def begun(bench: Bench, spec: EvaluatorSpec) -> None:
     """`$REPO` is the repository, wherever the sandbox has it."""
     bench.env = {"REPO": f"{bench.session}/repo"}
-    # local has no file system of its own where it is not isolated: paths of the contract are mapped by us, not by it.
-    at = bench.session
-    texts = {key: value.replace("/polar/session", at) for key, value in spec.config.items() if isinstance(value, str)}
-    config = {**spec.config, **texts}
-    await bench.start(spec.model_copy(update={"config": config}))
+    await bench.start(spec)
 
 
 async def outcome(bench: Bench, spec: EvaluatorSpec, *agent: str) -> Reward:

@@ -75,9 +75,7 @@ def spec(*, fresh: bool = False, instance: dict[str, Any] | None = None, **confi
 
 async def begun(bench: Bench, what: EvaluatorSpec) -> None:
     bench.files = {"calc.py": bench.files["calc.py"], "tests/test_calc.py": BEFORE, ".gitignore": "__pycache__/\n"}
-    # The script changes to a folder by its path in the sandbox.
-    repo = what.config["repo_dir"].replace("/polar/session", bench.session)
-    await bench.start(what.model_copy(update={"config": {**what.config, "repo_dir": repo}}))
+    await bench.start(what)
 
 
 WAYS: dict[str, tuple[str, float]] = {

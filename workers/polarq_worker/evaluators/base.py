@@ -16,7 +16,7 @@ from polarq.contracts.specs import EvaluatorSpec
 from polarq.contracts.task import Task
 from polarq.contracts.trajectory import Trajectory
 from polarq.errors import EvaluatorFault, RuntimeFault
-from polarq_worker.runtimes.base import Runtime
+from polarq_worker.runtimes.base import SESSION_DIR, Runtime
 
 log = logging.getLogger("polarq.worker.evaluators")
 
@@ -61,6 +61,13 @@ class EvaluationContext:
     fresh_runtime: Callable[[], Awaitable[Runtime]]
     """Starts and prepares a sandbox that the agent never saw; the caller of `evaluate` stops it."""
     rules: NodeRules = NodeRules()
+
+
+def as_seen(runtime: Runtime, path: str) -> str:
+    """A path of the contract as programs in the sandbox have to spell it: `local` may have the session elsewhere."""
+    if path == SESSION_DIR or path.startswith(f"{SESSION_DIR}/"):
+        return runtime.layout.session_dir + path.removeprefix(SESSION_DIR)
+    return path
 
 
 async def fresh_sandbox(context: EvaluationContext) -> Runtime:

@@ -17,7 +17,7 @@ from polarq.contracts.rollout import Reward
 from polarq.contracts.specs import EvaluatorSpec
 from polarq.errors import EvaluatorFault, InvalidTask, RuntimeFault, SandboxLost
 from polarq_worker.evaluators import snapshot
-from polarq_worker.evaluators.base import EvaluationContext, Evaluator
+from polarq_worker.evaluators.base import EvaluationContext, Evaluator, as_seen
 from polarq_worker.evaluators.harbor_verifier import reward_in, verify
 from polarq_worker.evaluators.work import WorkLost, set_up
 from polarq_worker.runtimes.base import Runtime
@@ -71,9 +71,10 @@ class HarborEvaluator(Evaluator):
             runtime, report = graded.runtime, graded.report
         await self._upload(runtime)
         limit_s = config.verifier_timeout or self._toml.verifier.timeout_sec
+        places = {key: as_seen(runtime, getattr(config, key)) for key in ("tests_target", "verifier_dir")}
         found = await verify(
             runtime,
-            config,
+            config.model_copy(update=places),
             env,
             user=config.verifier_user or self._toml.verifier.user,
             timeout_s=min(limit_s, max(deadline - time.monotonic(), 0.0)),

@@ -57,7 +57,7 @@ class EvalScript:
 
 
 def _made(config: SwebenchConfig) -> str:
-    """In the shape of the package's own scripts, for rows that have none."""
+    """In the shape of the package's own scripts, for rows that have none. It is run in `repo_dir`."""
     instance = config.instance
     base = instance.base_commit or "HEAD"
     new = set(_NEW.findall(instance.test_patch))
@@ -68,7 +68,6 @@ def _made(config: SwebenchConfig) -> str:
         [
             "#!/bin/bash",
             "set -uxo pipefail",
-            f"cd {shlex.quote(config.repo_dir)}" if config.repo_dir.startswith("/") else "true",
             reset,
             *([apply] if instance.test_patch.strip() else []),
             f": '{START}'",
