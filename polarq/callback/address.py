@@ -135,10 +135,16 @@ class AllowedHost:
         return target.loopback and target.port >= 1024 and target.port not in SERVICE_PORTS | own
 
 
-def check_callback_url(url: str, allowed_hosts: Iterable[str], own: frozenset[int] = frozenset()) -> str | None:
-    """What is wrong with a callback address, as one line; None: it may be used.
+def check_callback_url(
+    url: str,
+    allowed_hosts: Iterable[str],
+    own: frozenset[int] = frozenset(),
+    *,
+    setting: str = "security.callback_hosts",
+) -> str | None:
+    """What is wrong with a callback address (or another that a task names), as one line; None: it may be used.
 
-    `own`: ports of this deployment, closed on loopback unless an entry names them.
+    `own`: ports of this deployment, closed on loopback unless an entry names them. `setting`: where the hosts are from.
     """
     try:
         target = Target.parse(url)
@@ -147,15 +153,15 @@ def check_callback_url(url: str, allowed_hosts: Iterable[str], own: frozenset[in
     try:
         entries = [AllowedHost.parse(entry) for entry in allowed_hosts]
     except ValueError as exc:
-        return f"cannot be checked: security.callback_hosts: {exc}"
+        return f"cannot be checked: {setting}: {exc}"
     naming = [entry for entry in entries if entry.names(target)]
     if not naming:
-        return f"host '{target.host}' is not among security.callback_hosts"
+        return f"host '{target.host}' is not among {setting}"
     if not any(entry.opens(target, own) for entry in naming):
         host = f"[{target.host}]" if ":" in target.host else target.host
         return (
-            f"port {target.port} of '{target.host}' is not open to callbacks;"
-            f" add '{host}:{target.port}' or '{host}:*' to security.callback_hosts"
+            f"port {target.port} of '{target.host}' is not open to tasks;"
+            f" add '{host}:{target.port}' or '{host}:*' to {setting}"
         )
     return None
 

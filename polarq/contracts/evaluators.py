@@ -13,7 +13,11 @@ from pydantic import Field, StringConstraints, ValidationError, field_validator
 
 from polarq.contracts.answers import ExactMatchConfig, JsonSchemaConfig, MathVerifyConfig
 from polarq.contracts.base import Contract, problems_of
+from polarq.contracts.composite import CompositeConfig
+from polarq.contracts.harbor import HarborConfig, HarborRubricConfig
+from polarq.contracts.judging import JudgeConfig, LlmJudgeConfig
 from polarq.contracts.specs import EvaluatorSpec
+from polarq.contracts.swebench import SwebenchConfig
 from polarq.contracts.verifiers import ScriptConfig
 
 NonBlank = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
@@ -85,11 +89,16 @@ class TestOnOutputConfig(Contract):
 
 
 _CONFIGS: dict[str, type[Contract]] = {
+    "composite": CompositeConfig,
     "exact_match": ExactMatchConfig,
+    "harbor": HarborConfig,
+    "harbor_rubric": HarborRubricConfig,
     "json_schema": JsonSchemaConfig,
+    "llm_judge": LlmJudgeConfig,
     "math_verify": MathVerifyConfig,
     "script": ScriptConfig,
     "session_completed": SessionCompletedConfig,
+    "swebench_harness": SwebenchConfig,
     "test_on_output": TestOnOutputConfig,
 }
 
@@ -100,8 +109,48 @@ def check_evaluator(spec: EvaluatorSpec) -> None:
     if config is None:
         return
     try:
-        config.model_validate(spec.config)
+        made = config.model_validate(spec.config)
     except ValidationError as exc:
         at_the_top = [not error["loc"] for error in exc.errors(include_url=False)]
         lines = [f"config{': ' if top else '.'}{line}" for top, line in zip(at_the_top, problems_of(exc), strict=True)]
         raise ValueError("; ".join(lines)) from None
+    if isinstance(made, CompositeConfig):
+        for part in made.parts:
+            try:
+                check_evaluator(part.spec())
+            except ValueError as exc:
+                raise ValueError(f"config.parts.{part.name}: {exc}") from None
+
+
+HOST_FOLDERS = ("task_dir", "tests_dir")
+"""Keys of configs that name a folder on the node's host."""
+REPOSITORY = {"test_on_output": "/testbed", "swebench_harness": "/testbed"}
+"""Where evaluators that always look at a repository do so when their config does not say."""
+
+
+def repository_of(spec: EvaluatorSpec) -> str | None:
+    """The folder that the agent works in, where the evaluator names one, or a part of it does."""
+    named = spec.config.get("repo_dir") or REPOSITORY.get(spec.strategy)
+    if named is not None or spec.strategy != "composite":
+        return named if isinstance(named, str) else None
+    parts = [part.spec() for part in CompositeConfig.model_validate(spec.config).parts]
+    return next((found for found in map(repository_of, parts) if found is not None), None)
+
+
+def judges_of(spec: EvaluatorSpec) -> list[str]:
+    """Addresses of the judges that a built-in evaluator, or a part of it, asks."""
+    if spec.strategy == "composite":
+        return [url for part in CompositeConfig.model_validate(spec.config).parts for url in judges_of(part.spec())]
+    config = _CONFIGS.get(spec.strategy)
+    if config is None or not issubclass(config, JudgeConfig):
+        return []
+    return [str(spec.config["judge_base_url"])]
+
+
+def folders_of(spec: EvaluatorSpec) -> list[str]:
+    """Folders on the node's host that a built-in evaluator, or a part of it, brings into sandboxes."""
+    if spec.strategy == "composite":
+        return [one for part in CompositeConfig.model_validate(spec.config).parts for one in folders_of(part.spec())]
+    if not issubclass(_CONFIGS.get(spec.strategy, Contract), HarborConfig):
+        return []
+    return [str(spec.config[key]) for key in HOST_FOLDERS if spec.config.get(key) is not None]

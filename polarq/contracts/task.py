@@ -19,7 +19,7 @@ from pydantic_core import to_json
 from polarq.contracts.artifacts import ArtifactSpec
 from polarq.contracts.base import ID_PATTERN, Contract
 from polarq.contracts.endings import Ending, EndingRule, checked_rules
-from polarq.contracts.evaluators import check_evaluator
+from polarq.contracts.evaluators import HOST_FOLDERS, check_evaluator
 from polarq.contracts.require import Require
 from polarq.contracts.specs import (
     AgentSpec,
@@ -251,6 +251,9 @@ def _own_strings(data: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _with_absolute_sources(data: dict[str, Any], base: Path) -> dict[str, Any]:
+    evaluator = data.get("evaluator")
+    if isinstance(evaluator, Mapping):
+        data = {**data, "evaluator": _with_absolute_folders(evaluator, base)}
     runtime = data.get("runtime")
     if not isinstance(runtime, Mapping):
         return data
@@ -266,3 +269,19 @@ def _absolute(action: Any, base: Path) -> Any:
     if isinstance(action, Mapping) and isinstance(action.get("source"), str):
         return {**action, "source": str(base / Path(action["source"]).expanduser())}
     return action
+
+
+def _with_absolute_folders(evaluator: Mapping[str, Any], base: Path) -> Mapping[str, Any]:
+    """The same for folders of a built-in evaluator's, and of the parts of a composite one."""
+    config = evaluator.get("config")
+    if not isinstance(config, Mapping):
+        return evaluator
+    config = dict(config)
+    if str(evaluator.get("strategy", "")).startswith("harbor"):
+        for key in HOST_FOLDERS:
+            if isinstance(config.get(key), str):
+                config[key] = str(base / Path(config[key]).expanduser())
+    parts = config.get("parts")
+    if evaluator.get("strategy") == "composite" and isinstance(parts, list):
+        config["parts"] = [_with_absolute_folders(part, base) if isinstance(part, Mapping) else part for part in parts]
+    return {**evaluator, "config": config}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from polarq.contracts.evaluators import folders_of
 from polarq.contracts.specs import RuntimeSpec
 from polarq.contracts.task import Task
 from polarq.topology.models import SecuritySection
@@ -32,6 +33,11 @@ def not_allowed(task: Task, security: SecuritySection, whose: str = THIS_FILE) -
     lines += _module("agent.import_path", task.agent.import_path, security, whose)
     if task.evaluator is not None and names_a_module(task.evaluator.strategy):
         lines += _module("evaluator.strategy", task.evaluator.strategy, security, whose)
+    lines += [
+        f"evaluator.config: '{folder}' is not below a folder of security.upload_roots of {whose}"
+        for folder in (folders_of(task.evaluator) if task.evaluator is not None else [])
+        if not seems_below(folder, security.upload_roots)
+    ]
     return lines
 
 

@@ -474,6 +474,14 @@ class SecuritySection(Contract):
         ["127.0.0.1", "localhost", "::1"],
         description="Hosts that callback_url may name: host (ports 80, 443; on loopback any), host:port, or host:*.",
     )
+    judge_hosts: list[str] = Field(
+        ["127.0.0.1", "localhost", "::1"],
+        description="Hosts that an evaluator's judge_base_url may name, spelt as in callback_hosts.",
+    )
+    judge_key_envs: list[str] = Field(
+        ["JUDGE_API_KEY"],
+        description="Environment variables of a node whose value a task may have sent to its judge, as the key.",
+    )
 
 
 class RetentionSection(Contract):

@@ -13,7 +13,7 @@ from polarq.contracts.rollout import HarnessReport, Reward
 from polarq.contracts.specs import EvaluatorSpec, RuntimeSpec
 from polarq.contracts.task import Task
 from polarq.contracts.trajectory import Trajectory
-from polarq_worker.evaluators.base import EvaluationContext, Evaluator
+from polarq_worker.evaluators.base import EvaluationContext, Evaluator, NodeRules
 from polarq_worker.evaluators.create import create_evaluator
 from polarq_worker.harnesses.base import sandbox_env
 from polarq_worker.runtimes.base import Runtime
@@ -65,6 +65,7 @@ class Bench:
         self.recipe = f"{GIT} init -q && {GIT} add -A && {GIT} commit -q -m first"
         self.eval_recipe: str | None = None
         self.env: dict[str, str] = {}
+        self.rules = NodeRules(upload_roots=["*"], judge_hosts=["127.0.0.1"])
         self.trajectory = Trajectory(builder="per_request")
         self.runtimes: list[LocalRuntime] = []
         self.evaluator: Evaluator | None = None
@@ -124,6 +125,7 @@ class Bench:
             timeout_s=timeout_s,
             baseline=self._baseline,
             fresh_runtime=fresh,
+            rules=self.rules,
         )
 
     async def end(self) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from polarq.contracts.rollout import HarnessReport
 from polarq.contracts.specs import EvaluatorSpec
 from polarq.contracts.task import Task
-from polarq.errors import EvaluatorFault, InvalidTask, SandboxLost
+from polarq.errors import EvaluatorFault, InvalidTask, RuntimeFault, SandboxLost
 from polarq_worker.evaluators.base import EvaluationTimedOut
 from polarq_worker.evaluators.create import create_evaluator
+from polarq_worker.runtimes.base import Runtime
 from tests.evaluators.conftest import FIX, GIT, REPO, Bench
 
 CHECK = "PYTHONPATH=. python tests/test_sum.py"
@@ -154,3 +157,20 @@ def test_settings_are_refused_at_submit(config: dict[str, Any]) -> None:
     agent = {"harness": "shell", "custom_shell": {"command": "true"}}
     with pytest.raises(InvalidTask, match="config"):
         Task.parse({"instruction": "x", "agent": agent, "evaluator": {"strategy": "script", "config": config}})
+
+
+async def test_a_fresh_sandbox_is_asked_for_once_more(bench: Bench) -> None:
+    failures = [RuntimeFault("the daemon is away"), None, RuntimeFault("away"), RuntimeFault("still away")]
+    await bench.start(script("true", fresh=True))
+    await bench.agent(FIX)
+    context = bench.context(HarnessReport(name="stub", ok=True))
+
+    async def flaky() -> Runtime:
+        if failure := failures.pop(0):
+            raise failure
+        return await context.fresh_runtime()
+
+    assert bench.evaluator is not None
+    assert (await bench.evaluator.evaluate(replace(context, fresh_runtime=flaky))).outcome == 1.0
+    with pytest.raises(RuntimeFault, match="still away"):
+        await bench.evaluator.evaluate(replace(context, fresh_runtime=flaky))

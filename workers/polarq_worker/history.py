@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from polarq.contracts.evaluators import repository_of
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import ExecCategory, ScrubbedHistory
 from polarq.contracts.specs import RuntimeSpec
@@ -186,9 +187,7 @@ class HistoryNotScrubbed(RuntimeFault):
 
 def of_task(task: Task, spec: RuntimeSpec) -> ScrubHistory | None:
     """What is to be done in the sandboxes of a task: on where it is asked for, or its evaluator names a repository."""
-    named = (task.evaluator.config.get("repo_dir") if task.evaluator is not None else None) or None
-    if named is None and task.evaluator is not None and task.evaluator.strategy == "test_on_output":
-        named = "/testbed"
+    named = repository_of(task.evaluator) if task.evaluator is not None else None
     if spec.scrub_history is False or (spec.scrub_history is None and not isinstance(named, str)):
         return None
     return ScrubHistory(named if isinstance(named, str) else "", asked_for=spec.scrub_history is True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from polarq.ledger.admission import Place
 from polarq.ledger.records import ActiveRollout
 from polarq.store.artifacts import ArtifactStore
 from polarq.topology import Node, Topology
+from polarq_worker.evaluators.base import NodeRules
 from polarq_worker.network.sandbox_network import Networks
 from polarq_worker.patience import Patience
 from polarq_worker.runtimes.base import Host
@@ -53,6 +55,17 @@ class Services:
     def artifacts(self) -> ArtifactStore:
         """Where files that come back from sandboxes are put."""
         return ArtifactStore(self.topology.artifacts.place or str(self.state_dir / "artifacts"))
+
+    @property
+    def evaluator_rules(self) -> NodeRules:
+        """What evaluators may do here. Keys of judges are where the operator put them: in this process' environment."""
+        security = self.topology.security
+        return NodeRules(
+            upload_roots=security.upload_roots,
+            judge_hosts=security.judge_hosts,
+            judge_keys={name: os.environ[name] for name in security.judge_key_envs if os.environ.get(name)},
+            judge_cache=self.state_dir / "judge",
+        )
 
     @property
     def collecting_dir(self) -> Path:

@@ -268,6 +268,7 @@ class Walk:
             timeout_s=budget,
             baseline=baseline,
             fresh_runtime=lambda: self.sandboxes.fresh(budget),
+            rules=self.services.evaluator_rules,
         )
         with self._timed("evaluate_s"), faults.of_evaluate(budget):
             async with asyncio.timeout(budget):

@@ -9,7 +9,7 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.trajectory import BranchCause, Trace, Trajectory
 from polarq.errors import EvaluatorFault, SandboxLost
-from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut
+from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut, as_seen
 from polarq_worker.evaluators.snapshot import QUIET_SHELL
 from polarq_worker.runtimes.base import Runtime
 
@@ -75,7 +75,7 @@ async def read_file(runtime: Runtime, path: str, max_bytes: int) -> bytes | None
     """A file's content; None where there is none, and a `NoAnswer` where it is larger. Raises `EvaluatorFault` and
     `RuntimeFault` where it cannot be looked at."""
     result = await runtime.exec(
-        ["bash", "-c", _READ, "bash", path, str(max_bytes + 1)],
+        ["bash", "-c", _READ, "bash", as_seen(runtime, path), str(max_bytes + 1)],
         env=QUIET_SHELL,
         timeout_s=READ_S,
         max_output_bytes=2 * max_bytes + 16,

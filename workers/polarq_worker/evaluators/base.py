@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import abc
 import json
+import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from polarq.contracts.rollout import HarnessReport, Reward
 from polarq.contracts.specs import EvaluatorSpec
 from polarq.contracts.task import Task
 from polarq.contracts.trajectory import Trajectory
-from polarq.errors import EvaluatorFault
-from polarq_worker.runtimes.base import Runtime
+from polarq.errors import EvaluatorFault, RuntimeFault
+from polarq_worker.runtimes.base import SESSION_DIR, Runtime
+
+log = logging.getLogger("polarq.worker.evaluators")
 
 MAX_REPORT_BYTES = 64 * 1024
 
@@ -23,6 +27,20 @@ class EvaluationTimedOut(EvaluatorFault):
     """The evaluation's budget ended before a verdict, through no doing of the policy."""
 
     timed_out = True
+
+
+@dataclass(frozen=True)
+class NodeRules:
+    """What a node lets evaluators do for tasks, and has for them. By default nothing is allowed."""
+
+    upload_roots: Sequence[str] = ()
+    """Host folders from which tests may be brought into a sandbox (`security.upload_roots`)."""
+    judge_hosts: Sequence[str] = ()
+    """`security.judge_hosts`."""
+    judge_keys: Mapping[str, str] = field(default_factory=dict)
+    """Values of the variables in `security.judge_key_envs` that are set."""
+    judge_cache: Path | None = None
+    """Folder for verdicts of judges; None: they are not kept."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,23 @@ class EvaluationContext:
     """What `Evaluator.baseline` returned before the agent ran."""
     fresh_runtime: Callable[[], Awaitable[Runtime]]
     """Starts and prepares a sandbox that the agent never saw; the caller of `evaluate` stops it."""
+    rules: NodeRules = NodeRules()
+
+
+def as_seen(runtime: Runtime, path: str) -> str:
+    """A path of the contract as programs in the sandbox have to spell it: `local` may have the session elsewhere."""
+    if path == SESSION_DIR or path.startswith(f"{SESSION_DIR}/"):
+        return runtime.layout.session_dir + path.removeprefix(SESSION_DIR)
+    return path
+
+
+async def fresh_sandbox(context: EvaluationContext) -> Runtime:
+    """`context.fresh_runtime`, asked once more where the sandbox could not be started. Raises `RuntimeFault`."""
+    try:
+        return await context.fresh_runtime()
+    except RuntimeFault as exc:
+        log.warning("rollout %s: a fresh sandbox could not be had, once more: %s", context.rollout_id, exc)
+    return await context.fresh_runtime()
 
 
 class Evaluator(abc.ABC):

@@ -11,7 +11,7 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import ExecCategory
 from polarq.errors import EvaluatorFault, OutOfMemory, SandboxLost
 from polarq_worker.evaluators import patches
-from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut
+from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut, fresh_sandbox
 from polarq_worker.evaluators.expectations import Comparison, compare, path_of
 from polarq_worker.evaluators.patches import NoPatch, Patch, apply_patch
 from polarq_worker.evaluators.scaffolding import Sorted, changes_pytest_section, sort_changes, steers_by_content
@@ -67,7 +67,7 @@ class Grading:
         found = await self._sorted()
         if not found.work and self._config.patch_command is None:
             raise self._nothing_done()
-        runtime = await self._context.fresh_runtime() if self._fresh else self._context.runtime
+        runtime = await fresh_sandbox(self._context) if self._fresh else self._context.runtime
         if self._fresh:
             await self._leave_out_hidden(runtime, found)
         patch = await self._patch(found)

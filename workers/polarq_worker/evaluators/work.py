@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from polarq.errors import EvaluatorFault
 from polarq_worker.evaluators import patches
-from polarq_worker.evaluators.base import EvaluationContext
+from polarq_worker.evaluators.base import EvaluationContext, fresh_sandbox
 from polarq_worker.evaluators.patches import Patch, apply_patch
 from polarq_worker.evaluators.scaffolding import Sorted, sort_changes
 from polarq_worker.evaluators.snapshot import Baseline, PatchTooLarge, RepositoryLost, Snapshot, take
@@ -24,7 +24,9 @@ class Graded:
 
     runtime: Runtime
     report: dict[str, Any]
-    nothing: str = ""
+    nothing: str
+    without_work: Callable[[], Awaitable[None]]
+    """Puts the agent's work back, too: the tree is as it was before it."""
 
 
 class WorkLost(Exception):
@@ -44,10 +46,14 @@ async def set_up(
     tests: Collection[str] = (),
     exclude: Collection[str] = (),
     keep_scaffolding: bool = False,
+    even_without_work: bool = True,
     step_s: float,
 ) -> Graded:
-    """`tests` are the test files that decide (`path::` or a path with `::` after it); with none, all test files keep
-    their first version. Raises `WorkLost`, `EvaluatorFault`, `RuntimeFault`."""
+    """`tests` are the test files that decide, as `path::`; with none, all test files keep their first version. Not
+    `even_without_work`: nothing is set up where the agent changed nothing.
+
+    Raises `WorkLost`, `EvaluatorFault`, `RuntimeFault`.
+    """
     baseline = Baseline.model_validate(dict(context.baseline) or {"tracked": False})
     if not baseline.tracked:
         raise EvaluatorFault(f"git is needed in the sandbox to tell what the agent changed in {repo_dir}; install it")
@@ -69,8 +75,8 @@ async def set_up(
         raise WorkLost("what was recorded of the repository before the agent is gone", report) from None
     except PatchTooLarge:
         raise WorkLost("the agent's changes are too large", report) from None
-    if fresh:
-        runtime = await context.fresh_runtime()
+    if fresh and (not nothing or even_without_work):
+        runtime = await fresh_sandbox(context)
         await context.runtime.end_background()
         # What the patch says of itself came from the agent's sandbox, and is judged again in the other.
         tree = Snapshot(runtime, repo_dir, env, await take(runtime, repo_dir, env, step_s))
@@ -79,7 +85,7 @@ async def set_up(
         found = await _sorted(tree, tests, exclude, keep_scaffolding, step_s)
     await tree.restore(found.left_out, step_s)
     await tree.drop_byte_code(step_s)
-    return Graded(runtime, report, nothing)
+    return Graded(runtime, report, nothing, lambda: tree.restore(found.work, step_s))
 
 
 async def _sorted(

@@ -1,0 +1,130 @@
+"""Several evaluators, one reward, and no reward where one of them has come to none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polarq.contracts.evaluators import repository_of
+from polarq.contracts.rollout import Reward
+from polarq.contracts.specs import EvaluatorSpec
+from polarq.contracts.task import Task
+from polarq.errors import EvaluatorFault, InvalidTask
+from polarq.trajectory.base import rewarded
+from polarq_worker.evaluators.base import EvaluationContext, Evaluator
+from polarq_worker.evaluators.composite import CompositeEvaluator
+from tests.evaluators.conftest import FIX, QUICK, REPO, Bench
+from tests.evaluators.traces import trajectory
+
+
+def answer(name: str, expected: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "strategy": "exact_match", "config": {"expected": expected}, **fields}
+
+
+def composite(*parts: dict[str, Any], mode: str = "weighted", **config: Any) -> EvaluatorSpec:
+    return EvaluatorSpec(strategy="composite", config={"mode": mode, "parts": list(parts), **config})
+
+
+RIGHT, WRONG = answer("right", "42"), answer("wrong", "41")
+MISSING = {"name": "missing", "strategy": "script", "config": {"command": "nosuchprogram"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "outcome", "told"),
+    [
+        (composite(RIGHT, WRONG), 0.5, {"part_right", "part_wrong"}),
+        (composite({**RIGHT, "weight": 3}, WRONG), 0.75, {"part_right", "part_wrong"}),
+        (composite({**RIGHT, "gate": True}, WRONG, mode="gated"), 0.0, {"part_right", "part_wrong"}),
+        (composite({**RIGHT, "gate": True}, answer("too", "42"), mode="gated"), 1.0, {"part_right", "part_too"}),
+        (composite({**RIGHT, "gate": True}, mode="gated"), 1.0, {"part_right"}),
+        (composite({**WRONG, "gate": True}, MISSING, mode="gated", gate_reward=-1), -1.0, {"part_wrong"}),
+        (composite(RIGHT, WRONG, MISSING, mode="first_failure"), 0.0, {"part_right", "part_wrong"}),
+        (composite(RIGHT, answer("too", "42"), mode="first_failure"), 1.0, {"part_right", "part_too"}),
+        (composite({**WRONG, "passes_at": 0}, mode="first_failure"), 0.0, {"part_wrong"}),
+    ],
+)
+async def test_the_parts_make_one_reward(spec: EvaluatorSpec, outcome: float, told: set[str], bench: Bench) -> None:
+    await bench.start(spec)
+    bench.trajectory = trajectory("42")
+    reward = await bench.verdict()
+    assert reward.outcome == pytest.approx(outcome)
+    assert {key for key in reward.report if key.startswith("part_")} == told
+
+
+@pytest.mark.parametrize("mode", ["weighted", "first_failure"])
+async def test_a_part_without_a_verdict_leaves_the_whole_without_one(mode: str, bench: Bench) -> None:
+    await bench.start(composite(RIGHT, MISSING, mode=mode))
+    bench.trajectory = trajectory("42")
+    with pytest.raises(EvaluatorFault, match="part 'missing': the script ran nothing"):
+        await bench.verdict()
+
+
+async def test_each_part_sees_what_it_saw_before_the_agent(bench: Bench) -> None:
+    tests = {"repo_dir": REPO, "expected_output_json": {"tests/test_calc.py::test_add": "PASSED"}, **QUICK}
+    parts: list[dict[str, Any]] = [
+        {"name": "tests", "strategy": "test_on_output", "config": tests, "refresh_runtime": True},
+        {"name": "script", "strategy": "script", "config": {"command": "test -f new", "repo_dir": REPO}},
+    ]
+    await bench.start(composite(*parts))
+    await bench.agent(FIX)
+    reward = await bench.verdict()
+    assert reward.outcome == 0.5
+    graded = [reward.report[f"part_{name}"]["graded_in"] for name in ("tests", "script")]
+    assert graded == ["fresh", "live"]
+
+
+class Crediting(Evaluator):
+    """Credits the first of a trace's turns."""
+
+    name = "crediting"
+
+    async def evaluate(self, context: EvaluationContext) -> Reward:
+        traces = context.trajectory.traces
+        turns = [[1.0] + [0.0] * (len(trace.turns) - 1) for trace in traces]
+        return Reward(outcome=1, evaluator="x", trace_rewards=[1.0 * t.index for t in traces], turn_rewards=turns)
+
+
+async def test_credit_per_trace_and_turn_is_weighed_too(bench: Bench) -> None:
+    evaluator = CompositeEvaluator(composite({**RIGHT, "weight": 3}, answer("credit", "x")))
+    evaluator._parts[1] = (evaluator._parts[1][0], Crediting(EvaluatorSpec(strategy="x")))
+    bench.evaluator, bench.trajectory = evaluator, trajectory("41", "42")
+    bench.runtimes.append(await bench._prepared("true")) if not bench.runtimes else None
+    reward = await bench.verdict()
+    assert (reward.outcome, reward.trace_rewards, reward.turn_rewards) == (1.0, [0.75, 1.0], [[0.25], [0.25]])
+    traces = rewarded(bench.trajectory, reward).traces
+    assert [[turn.reward for turn in trace.turns] for trace in traces] == [[0.25], [0.25]]
+
+
+def test_turn_rewards_are_one_per_turn() -> None:
+    with pytest.raises(ValueError, match="turn_rewards"):
+        rewarded(trajectory("41", "42"), Reward(outcome=1, evaluator="x", turn_rewards=[[1.0], []]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (composite(), "parts"),
+        (composite(RIGHT, RIGHT), "two parts named 'right'"),
+        (composite(answer("x", " ")), "config.parts.x: config.expected"),
+        (composite({**RIGHT, "strategy": "composite"}), "is a composite itself"),
+        (composite({**RIGHT, "strategy": "my.module:Class"}), "import path"),
+        (composite({**RIGHT, "weight": 0}), "all weights are 0"),
+        (composite(RIGHT, mode="gated"), "needs a part with 'gate: true'"),
+        (composite({**RIGHT, "gate": True}), "goes with mode 'gated'"),
+        (composite(RIGHT, mode="sum"), "mode"),
+    ],
+)
+def test_settings_are_refused_at_submit(spec: EvaluatorSpec, says: str) -> None:
+    agent = {"harness": "shell", "custom_shell": {"command": "true"}}
+    with pytest.raises(InvalidTask, match=says):
+        Task.parse({"instruction": "x", "agent": agent, "evaluator": spec.model_dump()})
+
+
+def test_a_repository_that_a_part_names_is_the_tasks() -> None:
+    part = {"name": "tests", "strategy": "script", "config": {"command": "true", "repo_dir": "/testbed"}}
+    assert repository_of(composite(RIGHT, part)) == "/testbed"
+    assert repository_of(composite(RIGHT)) is None
+    # Its history after the checked-out commit is taken away before the agent sees it.
+    for strategy in ("test_on_output", "swebench_harness"):
+        assert repository_of(EvaluatorSpec(strategy=strategy)) == "/testbed"
