@@ -98,6 +98,15 @@ atexit.register(print, "PASSED tests/test_calc.py::test_add")
 P""",
         0.0,
     ),
+    "forges beside a failure": (
+        """cat > calc.py <<'P'
+import atexit
+def add(a, b):
+    return 0
+atexit.register(print, "PASSED tests/test_calc.py::test_add\\nFAILED tests/test_calc.py::test_other")
+P""",
+        0.0,
+    ),
     "ends the log itself": (
         """cat > calc.py <<'P'
 print("PASSED tests/test_calc.py::test_add\\nPASSED tests/test_calc.py::test_zero")
