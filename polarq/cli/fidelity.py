@@ -29,7 +29,11 @@ def fidelity_lines(trajectory: Trajectory) -> Iterator[Text]:
         f"  trajectory by {shown(trajectory.builder)}: {found.calls} calls, {found.traces} traces, "
         f"{found.sampled_tokens} sampled tokens, {found.trainable_tokens} trainable{kept}"
     )
-    counts = [f"{count} {_COUNTS[name]}" for name, count in found.counts().items() if name in _COUNTS]
+    counts = [
+        f"{count} {_COUNTS[name]}"
+        for name, count in found.counts().model_dump(exclude_defaults=True).items()
+        if name in _COUNTS
+    ]
     if counts:
         yield Text(f"    {', '.join(counts)}")
     for one in found.breaks[:_SHOWN]:

@@ -12,7 +12,7 @@ from polarq.contracts.artifacts import Artifact
 from polarq.contracts.base import Contract
 from polarq.contracts.endings import Ending
 from polarq.contracts.sandbox import SandboxReport
-from polarq.contracts.trajectory import Trajectory
+from polarq.contracts.trajectory import FidelityCounts, Trajectory
 
 
 class RolloutState(StrEnum):
@@ -244,8 +244,7 @@ class RolloutSummary(Contract):
     traces: int = 0
     sampled_tokens: int = 0
     trainable_tokens: int = 0
-    fidelity: dict[str, int] = {}
-    """`Fidelity.counts` of its trajectory."""
+    fidelity: FidelityCounts = FidelityCounts()
     versions: list[str] = []
     """Policy versions that sampled tokens, as the engines name them, in order of appearance."""
     timing: Timing = Timing()
@@ -256,7 +255,11 @@ class RolloutSummary(Contract):
     def counted(self) -> dict[str, int]:
         """What its commit adds to its run's counters."""
         refused = self.outcome.reason == MISSES_FIDELITY
-        return {"rollouts": 1, **({"rollouts_refused": 1} if refused else {}), **self.fidelity}
+        return {
+            "rollouts": 1,
+            **({"rollouts_refused": 1} if refused else {}),
+            **self.fidelity.model_dump(exclude_defaults=True),
+        }
 
 
 class Loss(Contract):

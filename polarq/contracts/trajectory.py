@@ -147,10 +147,27 @@ class Fidelity(Contract):
         steps = self.sampled_tokens - self.side_tokens
         return self.trainable_tokens / steps if steps else None
 
-    def counts(self) -> dict[str, int]:
-        """All of it that is a number and can be added up over rollouts; 0 is left out."""
-        numbers = {name: value for name, value in self.model_dump().items() if isinstance(value, int)}
-        return {name: count for name, count in {**numbers, "breaks": len(self.breaks)}.items() if count}
+    def counts(self) -> FidelityCounts:
+        numbers = {name: getattr(self, name) for name in FidelityCounts.model_fields}
+        return FidelityCounts(**{**numbers, "breaks": len(self.breaks)})
+
+
+class FidelityCounts(Contract):
+    """All of `Fidelity` that is a number and can be added up over rollouts."""
+
+    calls: int = 0
+    traces: int = 0
+    sampled_tokens: int = 0
+    trainable_tokens: int = 0
+    masked_tokens: int = 0
+    breaks: int = 0
+    missing_logprobs: int = 0
+    replays: int = 0
+    forged_control_tokens: int = 0
+    side_calls: int = 0
+    side_tokens: int = 0
+    incomplete_calls: int = 0
+    empty_calls: int = 0
 
 
 class Trajectory(Contract):

@@ -11,7 +11,7 @@ from polarq.ledger.records import decode, text_fields
 
 
 def run_fidelity(keys: Keys, run_ids: Sequence[str]) -> Call[list[dict[str, int]]]:
-    """The counters of each of the runs, by name (see `Fidelity.counts`). Kept as long as the run's results."""
+    """The counters of each of the runs, by name (those of `FidelityCounts`). Kept as long as the run's results."""
 
     def read(replies: list[Any]) -> list[dict[str, int]]:
         rows = [reply if isinstance(reply, dict) else text_fields(reply) for reply in replies]

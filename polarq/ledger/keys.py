@@ -117,7 +117,7 @@ class Keys:
         return f"{self.prefix}:run:{run_id}"
 
     def run_fidelity(self, run_id: str) -> str:
-        """Hash with an expiry: what the run's trajectories add up to, by `Fidelity.counts`."""
+        """Hash with an expiry: what the run's trajectories add up to, by the names of `FidelityCounts`."""
         return f"{self.prefix}:run-fidelity:{run_id}"
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from polarq.contracts.rollout import Boundary, Outcome, RolloutResult, RolloutState, RolloutSummary
+from polarq.contracts.trajectory import FidelityCounts
 from polarq.errors import PayloadMissing
 from polarq.ledger import AsyncLedger, Claim, Committed
 from polarq.store.payloads import drop_payload, encode_result, is_stored, put_payload
@@ -105,7 +106,7 @@ def summary_of(result: RolloutResult) -> RolloutSummary:
         traces=fidelity.traces if fidelity else 0,
         sampled_tokens=fidelity.sampled_tokens if fidelity else 0,
         trainable_tokens=fidelity.trainable_tokens if fidelity else 0,
-        fidelity=fidelity.counts() if fidelity else {},
+        fidelity=fidelity.counts() if fidelity else FidelityCounts(),
         versions=result.versions,
         timing=result.timing,
     )
