@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from polarq import bubblewrap
 from polarq.cli.options import Json
 from polarq.cli.outcome import ExitCode, Unusable, command
 from polarq.cli.terminal import Column, Screen, print_json, print_table, shown
@@ -122,6 +123,8 @@ def _checked(
     except ModuleNotFoundError as exc:
         raise Unusable(f"checking needs '{exc.name}': pip install 'polarq[demo]'") from exc
     preset = _preset(name)
+    if backend == "local" and (why := bubblewrap.why_not()):
+        raise Unusable(f"a program is checked in a sandbox of its own, and there is none: {why}; or --backend docker")
     wanted = [check for check in checks.CHECKS if not only or check in only]
     if unknown := set(only or ()) - set(checks.CHECKS):
         raise InvalidInput("--only", [f"there is no check '{', '.join(sorted(unknown))}' ({', '.join(checks.CHECKS)})"])

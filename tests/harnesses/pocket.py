@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,12 @@ for _ in range(config["max_turns"]):
     headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
     address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
     request = urllib.request.Request(address, json.dumps(body).encode(), headers)
-    reply = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    try:
+        reply = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    except urllib.error.HTTPError as exc:
+        # As some programs do: nothing but a line of text says that it did not work, and the exit code is 0.
+        print(f"The model could not be asked: {exc}")
+        break
     messages.append({"role": "assistant", "content": reply["content"], "tool_calls": reply.get("tool_calls") or []})
     Path(config["session"]).write_text(json.dumps(messages))
     if not reply.get("tool_calls"):

@@ -45,7 +45,7 @@ class CodexHarness(Preset):
 
     name: ClassVar[str] = "codex"
     title: ClassVar[str] = "Codex CLI"
-    program: ClassVar[NpmProgram] = NpmProgram("@openai/codex", "codex", Versions("0.171.0", "0.160.0", "0.172.0"))
+    program: ClassVar[NpmProgram] = NpmProgram("@openai/codex", "codex", Versions("0.171.0", "0.171.0", "0.172.0"))
     dialects: ClassVar[tuple[str, ...]] = ("openai_responses",)
     settings_class: ClassVar[type[PresetSettings]] = CodexSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "streamable-http"})

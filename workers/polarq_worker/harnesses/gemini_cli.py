@@ -36,7 +36,7 @@ class GeminiCliHarness(Preset):
     name: ClassVar[str] = "gemini_cli"
     title: ClassVar[str] = "Gemini CLI"
     program: ClassVar[NpmProgram] = NpmProgram(
-        "@google/gemini-cli", "gemini", Versions("0.61.0", "0.60.0", "0.62.0"), node="20"
+        "@google/gemini-cli", "gemini", Versions("0.61.0", "0.61.0", "0.62.0"), node="20"
     )
     dialects: ClassVar[tuple[str, ...]] = ("google_generate",)
     settings_class: ClassVar[type[PresetSettings]] = GeminiCliSettings

@@ -1,0 +1,72 @@
+"""`polarq harness`: what there is, what each can be told, and the page of what was found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polarq.cli.main import main
+from polarq.registry import names
+from polarq.testing.conformance import table
+
+
+def test_every_harness_is_listed_with_its_programs_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["harness", "list"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in names("harnesses"))
+    assert "Codex CLI" in said
+    assert ">=0.171.0,<0.172.0" in said
+
+
+def test_a_harness_is_shown_with_what_a_task_can_tell_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["harness", "show", "claude_code"]) == 0
+    said = capsys.readouterr().out
+    assert "package: @anthropic-ai/claude-code (npm)" in said
+    assert "mcp servers: sse, stdio, streamable-http" in said
+    assert "agent.settings.max_turns" in said
+    assert main(["harness", "show", "shell"]) == 0
+    assert "about: Harness `shell`: any command line" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["show", "codx"], "harness 'codx' is not installed here"),
+        (["check", "shell"], "there is no program to check"),
+        (["check", "codex", "--only", "work"], "there is no check 'work' (works, unstreamed, "),
+        (["check", "codex", "--dialect", "latin"], "codex does not speak latin"),
+    ],
+)
+def test_what_cannot_be_shown_or_checked_is_one_line(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polarq.bubblewrap.why_not", lambda: "")
+    assert main(["harness", *words]) == 2
+    said = capsys.readouterr().err
+    assert problem in said
+    assert said.count("\n") == 1
+
+
+def finding(check: str, **fields: Any) -> dict[str, Any]:
+    told = {
+        "harness": "codex",
+        "dialect": "openai_responses",
+        "backend": "local",
+        "version": "1.0",
+        "date": "2026-01-02",
+    }
+    return {**told, "check": check, "ok": True, "detail": "", **fields}
+
+
+def test_findings_become_a_table_with_notes_and_later_ones_replace_earlier_ones(tmp_path: Path) -> None:
+    table.write(tmp_path, [finding("works", ok=False, detail="it ended otherwise"), finding("cut", detail="gives up")])
+    table.write(tmp_path, [finding("works", date="2026-01-03")])
+    page = table.page(tmp_path)
+    [row] = [line for line in page.splitlines() if line.startswith("| codex")]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:6] == ["codex", "1.0", "openai_responses", "local", "yes", ""]
+    assert cells[-1] == "2026-01-03"
+    assert "yes [1]" in cells
+    assert "1. codex (openai_responses, local), cut: gives up" in page.splitlines()

@@ -1,0 +1,105 @@
+"""The configuration files of presets: what a task asks stands in them as the program reads it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from polarq.contracts.specs import AgentSpec
+from polarq.registry import plugin
+from polarq_worker.harnesses.base import HarnessContext
+from polarq_worker.harnesses.configs import merged
+from polarq_worker.harnesses.preset import Preset
+from tests.harnesses.conftest import MakeContext
+
+SERVERS = [
+    {"name": "files", "command": "files-server", "args": ["--root", "/x y"]},
+    {"name": "far", "transport": "streamable-http", "url": "http://127.0.0.1:9/mcp"},
+    {"name": "old", "transport": "sse", "url": "http://127.0.0.1:9/sse"},
+]
+
+
+def made(make_context: MakeContext, name: str, **fields: Any) -> tuple[Preset, HarnessContext]:
+    spec = {"harness": name, "model_name": "Qwen/Qwen3.5-4B", "mcp_servers": SERVERS, **fields}
+    preset: Preset = plugin("harnesses", name)(AgentSpec.parse(spec))
+    return preset, make_context(agent=spec)
+
+
+def only_file(preset: Preset, context: HarnessContext) -> tuple[str, dict[str, Any]]:
+    [(path, data)] = preset.files(context).items()
+    return path.removeprefix(context.layout.session_dir), json.loads(data)
+
+
+def test_gemini_cli_logs_in_by_its_settings_and_has_a_models_name(make_context: MakeContext) -> None:
+    config = {"ui": {"theme": "x"}, "general": {"enableAutoUpdate": True, "vimMode": True}}
+    settings = {"max_turns": 9, "compress_at": 0.7, "config": config}
+    preset, context = made(make_context, "gemini_cli", settings=settings)
+    path, found = only_file(preset, context)
+    assert path == "/.polarq/gemini_cli/.gemini/settings.json"
+    assert found["security"]["auth"] == {"selectedType": "gemini-api-key"}
+    assert found["privacy"] == {"usageStatisticsEnabled": False}
+    assert found["general"] == {"enableAutoUpdate": False, "enableAutoUpdateNotification": False, "vimMode": True}
+    assert found["ui"] == {"theme": "x"}
+    assert found["model"] == {"name": "Qwen/Qwen3.5-4B", "maxSessionTurns": 9, "compressionThreshold": 0.7}
+    assert found["mcpServers"] == {
+        "files": {"command": "files-server", "args": ["--root", "/x y"], "trust": True},
+        "far": {"httpUrl": "http://127.0.0.1:9/mcp", "trust": True},
+        "old": {"url": "http://127.0.0.1:9/sse", "trust": True},
+    }
+    (step,) = preset.steps(context)
+    assert "--model=Qwen/Qwen3.5-4B" in step.command
+    assert step.env["GEMINI_CLI_HOME"].endswith("/.polarq/gemini_cli")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "login"), [(None, "openai"), ("openai_chat", "openai"), ("anthropic_messages", "anthropic")]
+)
+def test_qwen_code_logs_in_to_the_api_that_it_is_to_speak(
+    make_context: MakeContext, dialect: str | None, login: str
+) -> None:
+    settings = {"dialect": dialect, "max_turns": 9, "max_tool_calls": 0, "max_retries": 0, "context_window": 32_000}
+    preset, context = made(make_context, "qwen_code", settings=settings)
+    path, found = only_file(preset, context)
+    assert path == "/.polarq/qwen_code/settings.json"
+    assert found["security"]["auth"]["selectedType"] == login
+    assert found["model"]["generationConfig"] == {"contextWindowSize": 32_000, "maxRetries": 0}
+    assert found["mcpServers"]["far"] == {"httpUrl": "http://127.0.0.1:9/mcp", "trust": True}
+    (step,) = preset.steps(context)
+    assert {f"--auth-type={login}", "--max-session-turns=9", "--max-tool-calls=0"} <= set(step.command)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "client", "path"),
+    [
+        (None, "@ai-sdk/openai-compatible", "/v1"),
+        ("openai_responses", "@ai-sdk/openai", "/v1"),
+        ("anthropic_messages", "@ai-sdk/anthropic", "/v1"),
+        ("google_generate", "@ai-sdk/google", "/v1beta"),
+    ],
+)
+def test_opencode_reaches_the_model_by_the_client_of_its_dialect(
+    make_context: MakeContext, dialect: str | None, client: str, path: str
+) -> None:
+    settings = {"dialect": dialect, "max_steps": 12, "config": {"small_model": "x/y", "theme": "dark"}}
+    preset, context = made(make_context, "opencode", settings=settings)
+    _, found = only_file(preset, context)
+    provider = found["provider"]["polarq"]
+    assert provider["npm"] == client
+    assert provider["options"] == {"baseURL": f"{context.base_url}{path}", "apiKey": "secret"}
+    assert provider["models"]["Qwen/Qwen3.5-4B"]["limit"] == {"context": 200_000, "output": 32_000}
+    assert (found["model"], found["small_model"]) == ("polarq/Qwen/Qwen3.5-4B",) * 2
+    assert (found["theme"], found["agent"]) == ("dark", {"build": {"steps": 12}})
+    assert found["mcp"]["files"] == {"type": "local", "command": ["files-server", "--root", "/x y"], "enabled": True}
+    (step,) = preset.steps(context)
+    assert any(word.startswith("--title=") for word in step.command), "else it asks the model for one"
+
+
+def test_in_both_files_ours_holds_however_deep() -> None:
+    assert merged({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 9}, "e": {"f": 1}}) == {
+        "a": {"b": 9, "c": 2},
+        "d": 3,
+        "e": {"f": 1},
+    }
+    assert merged({"a": 1}, {"a": {"b": 2}}) == {"a": {"b": 2}}
