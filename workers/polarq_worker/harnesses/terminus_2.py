@@ -3,7 +3,7 @@
 Harbor is a library here: `programs/terminus_2_run.py` makes its agent and runs it in the sandbox itself, where
 Harbor would run it beside. The sandbox needs tmux. It never streams and sends no tools; MCP servers and skills are told
 to the model in words. Calls that fail are tried 3 times by its client, three times over. When the context overflows it
-goes on with ever shorter histories of its own making, and ends with 0.
+raises, unless it is told to go on with a summary.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ class Terminus2Settings(PresetSettings):
     """Tokens that the model takes."""
     max_tokens: int = Field(16_384, gt=0)
     """Tokens per answer that it reckons with."""
-    summarize: bool = True
-    """Whether it goes on with a summary when the context is used up."""
+    summarize: bool = False
+    """Whether it goes on with a summary, as a new history, when the context is used up. It then asks for ever, several
+    times a second, where the model refuses the shortest history too (`model.max_calls` ends that)."""
     summarize_at: int = Field(8000, ge=0)
-    """Tokens left at which it does so unasked; 0: never."""
+    """With `summarize`: tokens left at which it does so unasked; 0: never."""
     interleaved_thinking: bool = False
     """Whether the thinking of earlier turns is sent again."""
     width: int = Field(160, gt=0)
