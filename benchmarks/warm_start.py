@@ -15,6 +15,7 @@ first command (measured by a second one of the same harness, which starts a shel
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import statistics
 import subprocess
@@ -29,6 +30,8 @@ from typing import Any
 from polarq.contracts import RolloutState
 from polarq.contracts.rollout import RolloutResult
 from polarq.testing.stack import LocalStack
+from polarq_worker.runtimes.base import Host
+from polarq_worker.runtimes.docker.runtime import DockerRuntime
 
 MOST_S = 900.0
 TIMES_FASTER = 10.0
@@ -106,6 +109,13 @@ class Bench:
         return Start(result.sandbox.origin, timing.prepare_s or 0.0, said - submitted, backend_s)
 
 
+async def drop_snapshots(home: Path) -> None:
+    """They are the node's, and it does not come back."""
+    host = Host("node0", folder=home / "state/node0/runtimes")
+    for snapshot in await DockerRuntime.snapshots(host):
+        await DockerRuntime.drop_snapshot(snapshot.reference, host)
+
+
 def row(name: str, starts: Sequence[Start], *, waited: bool = False) -> None:
     """`waited`: for a slot, of which nothing is polarq's own."""
 
@@ -124,7 +134,7 @@ def row(name: str, starts: Sequence[Start], *, waited: bool = False) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--backend", default="local", choices=["local", "docker"])
-    parser.add_argument("--image", default="", help="with docker")
+    parser.add_argument("--image", default="polarq-base:local", help="with docker")
     parser.add_argument("--rollouts", type=int, default=20)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="polarq-warm-") as home:
@@ -132,12 +142,15 @@ def main() -> int:
         make_repository(repository)
         runtimes = {"local": {"isolation": "bubblewrap"}, "pool": {"max_idle": 4}}
         node = {"max_run_workers": 1, "max_init_workers": 1, "ready_buffer": 1, "runtimes": runtimes}
-        runtime = {"backend": options.backend, "image": options.image, "prepare": recipe(repository)}
+        image = options.image if options.backend == "docker" else ""
+        runtime = {"backend": options.backend, "image": image, "prepare": recipe(repository)}
         with LocalStack(Path(home) / "stack", nodes={"node0": node}, bound=True) as stack:
             bench = Bench(stack, runtime)
             first = bench.run()
             later = [bench.run()[0] for _ in range(options.rollouts)]
             batch = bench.run(options.rollouts)
+        if options.backend == "docker":
+            asyncio.run(drop_snapshots(Path(home) / "stack"))
     print(f"{'milliseconds':24}{'prepare':>12}{'to harness':>12}{'at most':>10}{'polarq own':>12}   origin")
     row("first of its recipe", first)
     row(f"{len(later)} later ones", later)

@@ -9,7 +9,7 @@ from functools import cache
 PROBE_S = 60.0
 WALLS = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--as-pid-1")
 """Its namespaces, beside the mounts (always) and the network (of offline sandboxes)."""
-INSTALL = "apt install bubblewrap (0.5 or newer)"
+INSTALL = "apt install bubblewrap (0.7 or newer; 0.5 and 0.6 set /dev/shm no limit)"
 
 
 @cache
@@ -30,8 +30,28 @@ def why_not() -> str:
 
 
 @cache
-def _refusal(found: str) -> str:
-    command = [found, *WALLS, "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+def limits_tmpfs() -> bool:
+    """Whether it can give a file system in memory a size (0.7 and newer). Starts it once (blocks for milliseconds)."""
+    found = program()
+    if found is None:
+        return False
+    done = subprocess.run(
+        [found, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=PROBE_S
+    )
+    return "--size " in done.stdout + done.stderr
+
+
+@cache
+def own_users() -> bool:
+    """Whether a sandbox can have a user namespace of its own, which is what counts its processes where there is no
+    control group. Starts it once (blocks for milliseconds)."""
+    found = program()
+    return found is not None and not _refusal(found, "--unshare-user")
+
+
+@cache
+def _refusal(found: str, *more: str) -> str:
+    command = [found, *WALLS, *more, "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
     command += ["--perms", "1777", "--tmpfs", "/dev/shm", "--", "true"]
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=PROBE_S, cwd="/"

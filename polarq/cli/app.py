@@ -16,7 +16,9 @@ from polarq.cli.config import config
 from polarq.cli.demo import demo
 from polarq.cli.doctor import doctor
 from polarq.cli.drain import drain
+from polarq.cli.export import export
 from polarq.cli.harness import harness
+from polarq.cli.imports import import_files
 from polarq.cli.inference import launch
 from polarq.cli.limits import limits
 from polarq.cli.model_calls import pause as pause_calls
@@ -26,6 +28,7 @@ from polarq.cli.nodes import nodes
 from polarq.cli.pause import pause, resume
 from polarq.cli.policy import policy
 from polarq.cli.proxy import proxy
+from polarq.cli.rebuild import rebuild
 from polarq.cli.runs import runs
 from polarq.cli.serve import serve
 from polarq.cli.show import show
@@ -34,7 +37,7 @@ from polarq.cli.submit import submit
 from polarq.cli.tail import tail
 from polarq.cli.worker import worker
 
-FIRST, TASKS, FLEET, PROCESSES = "First steps", "Tasks", "Fleet", "Processes"
+FIRST, TASKS, RESULTS, FLEET, PROCESSES = "First steps", "Tasks", "Results", "Fleet", "Processes"
 
 EXIT_CODES = (
     "Exit codes: 0 all rollouts completed; 1 some failed or timed out; 2 bad input; 3 Redis or the shim does not "
@@ -70,6 +73,9 @@ app.command("tail", rich_help_panel=TASKS)(tail)
 app.command("artifacts", rich_help_panel=TASKS)(artifacts)
 app.command("cancel", rich_help_panel=TASKS)(cancel)
 app.command("acknowledge", rich_help_panel=TASKS)(acknowledge)
+app.command("export", rich_help_panel=RESULTS)(export)
+app.command("import", rich_help_panel=RESULTS)(import_files)
+app.command("rebuild", rich_help_panel=RESULTS)(rebuild)
 app.command("status", rich_help_panel=FLEET)(status)
 app.command("nodes", rich_help_panel=FLEET)(nodes)
 app.command("runs", rich_help_panel=FLEET)(runs)

@@ -22,7 +22,7 @@ from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.task import Task, maybe_rollout_id
 from polarq.errors import ResultTimeout, TaskNotFound
 from polarq.ledger import without_password
-from polarq.ledger.control import RunState
+from polarq.ledger.control import RunState, tasks_of
 from polarq.ledger.following import position
 from polarq.ledger.limits import Published
 from polarq.settings import Settings
@@ -87,6 +87,10 @@ class Door(Protocol):
         ...
 
     def tasks(self, limit: int) -> list[TaskLine]: ...
+
+    def run_tasks(self, run_id: str) -> list[str]:
+        """The run's tasks, without those of which all is acknowledged. Raises `TaskNotFound`."""
+        ...
 
     def nodes(self) -> list[NodeRecord]: ...
 
@@ -171,6 +175,12 @@ class RedisDoor:
         ledger = self.client.ledger
         task_ids = ledger.do(ledger.calls.recent_task_ids(limit))
         return [TaskLine.of(row) for row in ledger.do(ledger.calls.task_rows(task_ids))]
+
+    def run_tasks(self, run_id: str) -> list[str]:
+        found = self.client.ledger.do(tasks_of(self.client.calls.keys, run_id))
+        if found is None:
+            raise TaskNotFound(f"no task of run '{run_id}' in the ledger (never submitted, or expired)")
+        return found
 
     def nodes(self) -> list[NodeRecord]:
         return self.client.nodes()

@@ -16,7 +16,7 @@ from polarq.cli.checks.ledger import is_loopback
 from polarq.cli.door import Accepted, Stopped, Update, time_left
 from polarq.cli.outcome import Unreachable, Unusable
 from polarq.cli.picture import Picture, TaskLine
-from polarq.cli.shim_json import event_of, inference_of, limits_of, picture_of, result_of, task_line_of
+from polarq.cli.shim_json import event_of, inference_of, limits_of, picture_of, task_line_of
 from polarq.client.pausing import InferenceState
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeRecord
@@ -33,6 +33,7 @@ from polarq.errors import (
     TaskConflict,
     TaskNotFound,
 )
+from polarq.http.polar_results import result_of
 from polarq.ledger.control import RunState
 from polarq.ledger.limits import Published
 from polarq.store.pauses import PauseMode
@@ -44,6 +45,10 @@ QUIET_S = 30.0
 """Longest silence of an event stream that pings every 15 s."""
 
 _BUSY = frozenset({502, 503, 504})
+
+
+_MOST_TASKS = 1000
+"""As many as the shim lists at most."""
 
 
 class ShimDoor:
@@ -107,6 +112,15 @@ class ShimDoor:
 
     def tasks(self, limit: int) -> list[TaskLine]:
         return [task_line_of(row) for row in self._ask("GET", "/tasks", params={"limit": limit})["tasks"]]
+
+    def run_tasks(self, run_id: str) -> list[str]:
+        rows = self.tasks(_MOST_TASKS)
+        if len(rows) == _MOST_TASKS:
+            raise InvalidInput("--run", [f"the shim lists {_MOST_TASKS} tasks; name the tasks, or go to Redis itself"])
+        found = [row.task_id for row in rows if row.run_id == run_id]
+        if not found:
+            raise TaskNotFound(f"no task of run '{run_id}' in the ledger (never submitted, or expired)")
+        return found
 
     def nodes(self) -> list[NodeRecord]:
         return [_node(info) for info in self._ask("GET", "/nodes")]

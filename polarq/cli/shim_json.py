@@ -9,8 +9,7 @@ from typing import Any
 from polarq.cli.picture import Picture, Row, TaskLine
 from polarq.client.pausing import InferenceState, NodeInference
 from polarq.contracts.event import Event
-from polarq.contracts.rollout import Outcome, RolloutResult, RolloutState, TaskCounts, TaskState, Timing
-from polarq.contracts.trajectory import Fidelity, Trace, Trajectory
+from polarq.contracts.rollout import Outcome, RolloutState, TaskCounts, TaskState, Timing
 from polarq.ledger.limits import Published
 from polarq.topology.models import LimitsSection
 
@@ -87,40 +86,6 @@ def task_line_of(row: Json) -> TaskLine:
         model=str(row.get("model", "")),
         created_at=moment(row.get("created_at")),
         updated_at=moment(row.get("updated_at")),
-    )
-
-
-def result_of(session: Json) -> RolloutResult:
-    """An ended session with its trajectory, as the contract."""
-    own = {key: value for key, value in session["rollout"].items() if key != "payload_problem"}
-    return RolloutResult.stored(
-        {
-            **own,
-            "task_id": session["task_id"],
-            "outcome": session["outcome"],
-            "metadata": session.get("metadata", {}),
-            "trajectory": _trajectory(session["trajectory"]),
-        }
-    )
-
-
-def _trajectory(trajectory: Json) -> Trajectory | None:
-    metadata = trajectory.get("metadata", {})
-    if "fidelity" not in metadata:
-        return None
-    return Trajectory(
-        builder=str(metadata.get("builder", "")),
-        traces=[_trace(index, trace) for index, trace in enumerate(trajectory["traces"])],
-        fidelity=Fidelity.stored(metadata["fidelity"]),
-    )
-
-
-def _trace(index: int, trace: Json) -> Trace:
-    metadata = dict(trace.get("metadata", {}))
-    own = metadata.pop("polarq", {})
-    body = {key: value for key, value in trace.items() if key not in {"metadata", "response_logprobs"}}
-    return Trace.stored(
-        {"index": index, **body, **own, "logprobs": trace.get("response_logprobs") or [], "metadata": metadata}
     )
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from polarq.callback.record import CallbackAttempt, Ending
 from polarq.cli.artifacts import artifact_lines
 from polarq.cli.door import Door, find_task, open_door
+from polarq.cli.fidelity import fidelity_lines
 from polarq.cli.options import Config, Json, Url
 from polarq.cli.outcome import ExitCode, Unusable, command, rollout_code, task_code
 from polarq.cli.picture import Picture, Row, counts_text, number, print_rollouts, state_text
@@ -189,13 +190,8 @@ TRACE_COLUMNS = (
 
 
 def _print_trajectory(screen: Screen, trajectory: Trajectory, *, messages: bool) -> None:
-    fidelity = trajectory.fidelity
-    screen.say(
-        f"  trajectory by {shown(trajectory.builder)}: {fidelity.calls} calls, {fidelity.traces} traces, "
-        f"{fidelity.sampled_tokens} sampled tokens, {fidelity.trainable_tokens} trainable"
-    )
-    for seq, reason in fidelity.untrainable.items():
-        screen.say(f"    call {shown(seq)} is not trainable: {shown(reason)}")
+    for line in fidelity_lines(trajectory):
+        screen.say(line)
     if trajectory.traces:
         print_table(screen, TRACE_COLUMNS, [_trace_cells(trace) for trace in trajectory.traces])
     if messages:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polarq.client.limits import check_task
 from polarq.client.routing import celery_priority
 from polarq.contracts.task import Task
 from polarq.errors import NotQueued
@@ -50,11 +49,6 @@ class Deployment:
 
             self._app = make_app(self.topology, self.settings)
         return self._app
-
-    def checked(self, source: TaskSource) -> Task:
-        task = Task.load(source)
-        check_task(task, self.topology)
-        return task
 
     def ring(self, task: Task, queues: Mapping[int, str]) -> None:
         """Publishes doorbells (index -> queue). Nothing depends on one: nodes look for what waits by themselves."""

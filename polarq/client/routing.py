@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from polarq.client.limits import Judge
 from polarq.contracts.node import NodeRecord
 from polarq.contracts.task import Task
 from polarq.errors import InvalidTask
@@ -177,14 +178,27 @@ def ahead(capacity: int) -> int:
     return 2 + capacity // 8
 
 
-def choose_queues(task: Task, nodes: Sequence[NodeRecord], topology: Topology, count: int | None = None) -> list[str]:
+def choose_queues(
+    task: Task,
+    nodes: Sequence[NodeRecord],
+    topology: Topology,
+    count: int | None = None,
+    judge: Judge | None = None,
+) -> list[str]:
     """Queues to ring for a task's `count` rollouts (all of them), one entry per doorbell, least loaded nodes first.
 
     Fewer than `count`, or none, when no more have a place soon: a doorbell is for a place and not for a rollout, and
     the node that rings itself (it does when a place gets free, and when it starts to take work) gives the place to what
-    stands first in line. Raises `InvalidTask` for a task that no node can run.
+    stands first in line. Raises `InvalidTask` for a task that no node can run, or may by their rules.
     """
-    takers = [c for c in able(task, fleet_of(nodes, topology)) if c.idle_because is None]
+    can = able(task, fleet_of(nodes, topology))
+    if judge is not None:
+        problems = {c.node_id: judge.problems(c.node_id) for c in can}
+        willing = [c for c in can if not problems[c.node_id]]
+        if not willing:
+            raise InvalidTask("task", problems[can[0].node_id])
+        can = willing
+    takers = [c for c in can if c.idle_because is None]
     wanted = task.num_samples if count is None else count
     if task.placement.policy == "together":
         takers = sorted(takers, key=lambda c: (c.load, c.node_id))[:1]

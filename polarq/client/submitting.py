@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from polarq.client.deployment import Deployment, TaskSource
-from polarq.client.limits import check_fits
+from polarq.client.limits import Judge, check_fits
 from polarq.client.reading import record_of
 from polarq.client.routing import choose_queues, why_waiting
 from polarq.client.steps import Steps, all_nodes, ask, work
@@ -15,6 +15,7 @@ from polarq.errors import InvalidTask, LedgerUnavailable, NotQueued, TaskNotFoun
 from polarq.ledger import Cancelled, Submitted
 from polarq.ledger.control import run_state, waiting_task
 from polarq.ledger.limits import published, under
+from polarq.ledger.rules import rules_said
 
 TOMBSTONE_S = 300
 """How long a task that was cancelled before it arrived is refused."""
@@ -32,11 +33,13 @@ def _once_begun(task: Task) -> Iterator[None]:
 
 def submit(at: Deployment, source: TaskSource, celery_id: str | None) -> Steps[Submitted]:
     calls = at.calls
-    task = at.checked(source)
+    task = Task.load(source)
+    nodes = yield from all_nodes(calls)
+    rules = yield from ask(rules_said(calls.keys))
     try:
-        queues = choose_queues(task, (yield from all_nodes(calls)), at.topology)
+        queues = choose_queues(task, nodes, at.topology, judge=Judge(task, at.topology, rules))
     except InvalidTask:
-        # What the ledger has taken is the same task again, whatever has become of the nodes that could run it.
+        # What the ledger has taken is the same task again, whatever has become of nodes and rules since.
         if (yield from ask(calls.head(task.task_id))) is None:
             raise
         queues = []

@@ -35,13 +35,14 @@ from polarq.contracts.specs import (
     Timeouts,
 )
 from polarq.contracts.task import StageBudgets, Task, split_rollout_id
-from polarq.contracts.trajectory import Break, Fidelity, Trace, Trajectory
+from polarq.contracts.trajectory import BranchCause, Break, Fidelity, Trace, Trajectory, Turn
 
 __all__ = [
     "ID_PATTERN",
     "TERMINAL",
     "AgentSpec",
     "Boundary",
+    "BranchCause",
     "Break",
     "BuilderSpec",
     "Completion",
@@ -78,6 +79,7 @@ __all__ = [
     "Timing",
     "Trace",
     "Trajectory",
+    "Turn",
     "Usage",
     "VersionSpan",
     "problems_of",

@@ -11,8 +11,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints, ValidationError, field_validator
 
+from polarq.contracts.answers import ExactMatchConfig, JsonSchemaConfig, MathVerifyConfig
 from polarq.contracts.base import Contract, problems_of
 from polarq.contracts.specs import EvaluatorSpec
+from polarq.contracts.verifiers import ScriptConfig
 
 NonBlank = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
@@ -83,6 +85,10 @@ class TestOnOutputConfig(Contract):
 
 
 _CONFIGS: dict[str, type[Contract]] = {
+    "exact_match": ExactMatchConfig,
+    "json_schema": JsonSchemaConfig,
+    "math_verify": MathVerifyConfig,
+    "script": ScriptConfig,
     "session_completed": SessionCompletedConfig,
     "test_on_output": TestOnOutputConfig,
 }

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from polarq.contracts.artifacts import Artifact
 from polarq.contracts.base import Contract
+from polarq.contracts.endings import Ending
 from polarq.contracts.sandbox import SandboxReport
 from polarq.contracts.trajectory import Trajectory
 
@@ -78,6 +79,43 @@ class Outcome(Contract):
     """A trainer may use this rollout: it has trainable tokens and a reward that is the policy's own doing.
     An infrastructure failure is never trainable and has no reward."""
 
+    @property
+    def ending(self) -> Ending:
+        """The kind of end, by which a task's `endings` decide."""
+        if self.state is RolloutState.CANCELLED:
+            return Ending.EARLY_STOPPED if self.reason == EARLY_STOP else Ending.CANCELLED
+        if (by_reason := _BY_REASON.get(self.reason)) is not None:
+            return by_reason
+        if self.boundary is Boundary.HARNESS:
+            return Ending.AGENT_TIMED_OUT if self.state is RolloutState.TIMED_OUT else Ending.AGENT_FAILED
+        return _BY_BOUNDARY[self.boundary]
+
+
+EARLY_STOP = "early_stop"
+"""`Outcome.reason` of a rollout that was stopped because enough others of its group had ended usably."""
+MISSES_FIDELITY = "fidelity"
+"""`Outcome.reason`, at the boundary `builder`, of a rollout whose trajectory misses what its task requires."""
+
+_BY_REASON = {
+    "answer_cut": Ending.TRUNCATED,
+    "context_overflow": Ending.OVERFLOW,
+    "invalid_tool_call": Ending.PARSER_INVALID_CALL,
+    MISSES_FIDELITY: Ending.FIDELITY,
+}
+_BY_BOUNDARY = {
+    Boundary.NONE: Ending.COMPLETED,
+    Boundary.TASK: Ending.TASK,
+    Boundary.QUEUE: Ending.NODE,
+    Boundary.RUNTIME: Ending.RUNTIME,
+    Boundary.PREPARE: Ending.RUNTIME,
+    Boundary.MODEL: Ending.MODEL_ERROR,
+    Boundary.BUILDER: Ending.NODE,
+    Boundary.EVALUATOR: Ending.EVALUATOR,
+    Boundary.STORE: Ending.NODE,
+    Boundary.NODE: Ending.NODE,
+    Boundary.CONTROL: Ending.CANCELLED,
+}
+
 
 class ExecKind(StrEnum):
     """How a command in a sandbox ended."""
@@ -120,6 +158,9 @@ class Reward(Contract):
 
     outcome: float
     trace_rewards: list[float] | None = None
+    """One per trace, in place of `outcome`."""
+    turn_rewards: list[list[float]] | None = None
+    """Per trace, one per turn: credit beside the trace's reward."""
     evaluator: str
     report: dict[str, Any] = {}
     """The evaluator's evidence: JSON, small."""
@@ -170,10 +211,6 @@ class PayloadRef(Contract):
     sha256: str
 
 
-EARLY_STOP = "early_stop"
-"""`Outcome.reason` of a rollout that was stopped because enough others of its group had ended usably."""
-
-
 class EarlyStop(Contract):
     """A group that was stopped once enough of its rollouts were usable: completed, with tokens to train on."""
 
@@ -207,12 +244,19 @@ class RolloutSummary(Contract):
     traces: int = 0
     sampled_tokens: int = 0
     trainable_tokens: int = 0
+    fidelity: dict[str, int] = {}
+    """`Fidelity.counts` of its trajectory."""
     versions: list[str] = []
     """Policy versions that sampled tokens, as the engines name them, in order of appearance."""
     timing: Timing = Timing()
     payload: PayloadRef | None = None
     early_stop: EarlyStop | None = None
     """With the reason `early_stop`: what its group had reached."""
+
+    def counted(self) -> dict[str, int]:
+        """What its commit adds to its run's counters."""
+        refused = self.outcome.reason == MISSES_FIDELITY
+        return {"rollouts": 1, **({"rollouts_refused": 1} if refused else {}), **self.fidelity}
 
 
 class Loss(Contract):

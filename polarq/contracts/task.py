@@ -18,7 +18,9 @@ from pydantic_core import to_json
 
 from polarq.contracts.artifacts import ArtifactSpec
 from polarq.contracts.base import ID_PATTERN, Contract
+from polarq.contracts.endings import Ending, EndingRule, checked_rules
 from polarq.contracts.evaluators import check_evaluator
+from polarq.contracts.require import Require
 from polarq.contracts.specs import (
     AgentSpec,
     BuilderSpec,
@@ -87,6 +89,12 @@ class Task(Contract):
     """Limits and sampling parameters of the rollout's model calls."""
     artifacts: list[ArtifactSpec] = Field([], max_length=100)
     """Files of the sandbox that come back with the result."""
+    endings: dict[Ending, EndingRule] = {}
+    """What is done with a rollout by the way it ended, where that is not the default."""
+    max_replacements: int = Field(0, ge=0, le=10)
+    """How often a rollout that ended in a way whose rule is `replace` is run again."""
+    require: Require = Require()
+    """How faithful a rollout's trajectory must be for it to count."""
 
     @field_validator("instruction")
     @classmethod
@@ -122,6 +130,12 @@ class Task(Contract):
                 raise ValueError("must be an http or https address")
             if parts.username is not None or parts.password is not None:
                 raise ValueError("must not hold a user name or password")
+        return value
+
+    @field_validator("endings")
+    @classmethod
+    def _endings_make_sense(cls, value: dict[Ending, EndingRule]) -> dict[Ending, EndingRule]:
+        checked_rules(value)
         return value
 
     @field_validator("evaluator")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -11,12 +12,47 @@ from polarq.contracts.base import Contract
 from polarq.contracts.completion import VersionSpan
 
 
+class Turn(Contract):
+    """One model call within a trace: the tokens [start, end) of its response were sampled by it."""
+
+    seq: int
+    start: int = Field(ge=0)
+    end: int = Field(ge=0)
+    finish_reason: str | None = None
+    untrainable: str | None = None
+    """Why its tokens have mask 0; None: they have mask 1."""
+    grammar: str | None = None
+    """What constrained its sampling: a plain forward pass does not give its log-probabilities again."""
+    reward: float | None = None
+    """The evaluator's credit for this call alone, where it gives one."""
+
+
+class BranchCause(StrEnum):
+    """Why a trace is not the continuation of another one."""
+
+    DRIFT = "drift"
+    """The messages go on; the ids they were rendered to do not (see `Fidelity.breaks`)."""
+    RETRY = "retry"
+    """The same prompt once more, when its first answer was over."""
+    PARALLEL = "parallel"
+    """Asked while another call from the same place was on its way."""
+    FORK = "fork"
+    """The conversation was taken up again at an earlier place and went another way."""
+    COMPACTION = "compaction"
+    """A conversation of the same system prompt and tools, begun anew after another one."""
+    SUB_AGENT = "sub_agent"
+    """Another system prompt or other tools."""
+    SIDE = "side"
+    """Traffic beside the task."""
+
+
 class Trace(Contract):
     """One token sequence to train on.
 
-    The full sequence is `prompt_ids + response_ids`; the response begins at the first sampled token. `loss_mask` and
-    `logprobs` are as long as `response_ids`: mask 1 marks a sampled, trainable token and has the log-probability it
-    was sampled at; mask 0 has 0.0. Every sampled token has mask 1 in one trace of its trajectory at most.
+    The full sequence is `prompt_ids + response_ids`, after the first `left_out` ids of the parent's full sequence; the
+    response begins at the first sampled token that this trace is the one to train on. `loss_mask` and `logprobs` are as
+    long as `response_ids`: mask 1 marks a sampled, trainable token and has the log-probability it was sampled at; mask
+    0 has 0.0. Every sampled token has mask 1 in one trace of its trajectory at most.
     """
 
     index: int = Field(ge=0)
@@ -38,8 +74,16 @@ class Trace(Contract):
     """1 / number of trainable traces of the rollout, so that a rollout with more traces does not weigh more."""
     completion_seqs: list[int] = []
     """The calls this trace was built from."""
+    turns: list[Turn] = []
+    """The calls, in order; what lies between them was not sampled."""
     parent: int | None = None
-    """Index of the trace this one branched off from."""
+    """Index of the trace that this one branched off from, or followed."""
+    shared: int = Field(0, ge=0)
+    """Leading ids that are those of the parent's full sequence."""
+    cause: BranchCause | None = None
+    """Why it branched off; None: it is the first."""
+    left_out: int = Field(0, ge=0)
+    """Leading ids that are not in `prompt_ids`, because the parent has them (builder setting `emit: tree`)."""
     untrainable: str | None = None
     metadata: dict[str, Any] = {}
 
@@ -67,6 +111,8 @@ class Break(Contract):
     position: int
     """First token position that differs."""
     cause: str
+    continues: int | None = None
+    """seq of the call that its messages continue."""
 
 
 class Fidelity(Contract):
@@ -87,11 +133,24 @@ class Fidelity(Contract):
     forged_control_tokens: int = 0
     """Control tokens that messages' own text brought into prompts; counted where the node is in exact mode."""
     side_calls: int = 0
+    side_tokens: int = 0
+    """Sampled by side calls: beside the task, so that nobody misses them."""
     incomplete_calls: int = 0
     empty_calls: int = 0
     """Calls that sampled nothing: recorded, in no trace."""
     versions: list[str] = []
     """Policy versions that sampled tokens, in order of appearance."""
+
+    @property
+    def trainable_fraction(self) -> float | None:
+        """Share of the sampled tokens, side calls left out, that may be trained on; None: there are none."""
+        steps = self.sampled_tokens - self.side_tokens
+        return self.trainable_tokens / steps if steps else None
+
+    def counts(self) -> dict[str, int]:
+        """All of it that is a number and can be added up over rollouts; 0 is left out."""
+        numbers = {name: value for name, value in self.model_dump().items() if isinstance(value, int)}
+        return {name: count for name, count in {**numbers, "breaks": len(self.breaks)}.items() if count}
 
 
 class Trajectory(Contract):

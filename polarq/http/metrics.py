@@ -15,6 +15,8 @@ from polarq.errors import LedgerUnavailable
 from polarq.http.answers import Handler
 from polarq.ledger import AsyncLedger
 from polarq.ledger.calls import Call
+from polarq.ledger.control import known_runs
+from polarq.ledger.fidelity import run_fidelity
 from polarq.ledger.memory import MemoryLevel, MemoryUse, memory_use
 from polarq.ledger.reaping import reaped_counts
 
@@ -118,6 +120,18 @@ async def _add_ledger(page: Page, shim: Shim) -> None:
         "counter",
         "What workers put right after a loss: rollouts queued again, failed or cancelled, rung again, and so on.",
         [({"what": what}, count) for what, count in sorted((await ledger.do(reaped_counts(ledger.calls))).items())],
+    )
+    runs = await ledger.do(known_runs(ledger.calls.keys))
+    totals = await ledger.do(run_fidelity(ledger.calls.keys, runs))
+    page.add(
+        "polarq_run_fidelity_total",
+        "counter",
+        "What the trajectories of a run's rollouts add up to: tokens sampled, trainable and masked, breaks, and so on.",
+        [
+            ({"run": run_id, "what": what}, count)
+            for run_id, row in zip(runs, totals, strict=True)
+            for what, count in sorted(row.items())
+        ],
     )
     _add_memory(page, await ledger.do(memory_use(ledger.calls)))
     _add_nodes(page, await ledger.nodes())

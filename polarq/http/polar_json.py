@@ -52,6 +52,13 @@ _LIFTED = ("group_id", "policy_version", "rollout_step")
 _EARLY_STOP = tuple(EarlyStop(min_usable=0, usable=0, elapsed_ms=0).metadata())
 
 
+_OWN = {
+    "index", "parent", "shared", "cause", "left_out", "weight", "weight_versions", "completion_seqs", "turns",
+    "untrainable",
+}  # fmt: skip
+"""Of a trace, beside what Polar has."""
+
+
 def session_status(state: RolloutState) -> SessionStatusWord:
     return _ENDS[state] if state.terminal else _LIVE[state]
 
@@ -189,10 +196,7 @@ def _record_count(full: Trajectory | None, summary: RolloutSummary | None) -> in
 
 
 def _trace(trace: Trace) -> PolarTrace:
-    own = trace.model_dump(
-        mode="json",
-        include={"index", "parent", "weight", "weight_versions", "completion_seqs", "untrainable"},
-    )
+    own = trace.model_dump(mode="json", include=_OWN)
     return {
         "prompt_ids": trace.prompt_ids,
         "response_ids": trace.response_ids,

@@ -28,7 +28,8 @@ class PolarTrace(TypedDict):
     response_logprobs: list[float]
     reward: float | None
     metadata: dict[str, Any]
-    """`polarq` in it: index, parent, weight, weight_versions, completion_seqs, untrainable."""
+    """`polarq` in it: index, parent, shared, cause, left_out, weight, weight_versions, completion_seqs, turns,
+    untrainable."""
 
 
 class PolarTrajectory(TypedDict):

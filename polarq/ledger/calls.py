@@ -58,6 +58,7 @@ _DEPART = """
 local there = redis.call('GET', KEYS[1])
 if there and ARGV[1] ~= '' and there ~= ARGV[1] then return 0 end
 redis.call('DEL', KEYS[1])
+redis.call('HDEL', KEYS[3], ARGV[2])
 return redis.call('HDEL', KEYS[2], ARGV[2])
 """
 
@@ -303,7 +304,8 @@ class Calls:
             rollout_id, token, summary.outcome.state.value, summary.model_dump_json(), self.events_max, task_id,
             k.rollout_stem(task_id), self.keep_s, reward, "1" if usable else "0",
             # Completed there: Lua's JSON would make an empty list an object, so what is empty is left out.
-            EARLY_SUMMARY.model_dump_json(exclude_defaults=True), *self._payload_to_see(summary),
+            EARLY_SUMMARY.model_dump_json(exclude_defaults=True), json.dumps(summary.counted()),
+            *self._payload_to_see(summary),
         )  # fmt: skip
 
         def read(reply: list[Any]) -> Committed:
@@ -373,8 +375,8 @@ class Calls:
 
     def depart(self, node_id: str, incarnation: str = "") -> Call[None]:
         """Says that a node has stopped in order; nothing where another incarnation has its place."""
-        keys = (self.keys.node_alive(node_id), self.keys.nodes)
-        return Call(lambda _: None, commands=(("EVAL", _DEPART, 2, *keys, incarnation, node_id),))
+        keys = (self.keys.node_alive(node_id), self.keys.nodes, self.keys.rules)
+        return Call(lambda _: None, commands=(("EVAL", _DEPART, len(keys), *keys, incarnation, node_id),))
 
     def node_records(self) -> Call[list[tuple[str, str]]]:
         """(node_id, record as JSON) of every node that announced itself."""

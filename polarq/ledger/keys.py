@@ -116,6 +116,10 @@ class Keys:
         """Hash with an expiry: the policy version that the run's trainer has published."""
         return f"{self.prefix}:run:{run_id}"
 
+    def run_fidelity(self, run_id: str) -> str:
+        """Hash with an expiry: what the run's trajectories add up to, by `Fidelity.counts`."""
+        return f"{self.prefix}:run-fidelity:{run_id}"
+
     @property
     def runs_known(self) -> str:
         """Sorted set: runs by when they are forgotten (server milliseconds; inf: a task of it has not ended)."""
@@ -204,6 +208,11 @@ class Keys:
     def limits(self) -> str:
         """Hash: the deployment's limits as JSON, their version, and who published them."""
         return f"{self.prefix}:limits"
+
+    @property
+    def rules(self) -> str:
+        """Hash: node id -> what it lets tasks ask for, as JSON."""
+        return f"{self.prefix}:rules"
 
     @property
     def memory(self) -> str:

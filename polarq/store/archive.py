@@ -8,14 +8,20 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
+from polarq.contracts.base import ID_PATTERN
 from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.task import Task
-from polarq.errors import ArchiveFailed
+from polarq.errors import ArchiveFailed, PayloadCorrupt, PayloadMissing, PolarqError
 from polarq.topology.models import Topology
 
 if sys.version_info >= (3, 14):
@@ -38,10 +44,19 @@ A rollout that ended before the model was asked has no trajectory.
 """
 
 
+_ROLLOUT = re.compile(r"([0-9]{1,6})\.json(\.zst)?")
+
+
 class _Place(Protocol):
     """Where files go. Paths are relative, with slashes. Raises OSError and what else the place's library raises."""
 
     def exists(self, path: str) -> bool: ...
+
+    def names(self, path: str) -> list[str]:
+        """What a folder holds, in no order; nothing where there is no such folder."""
+        ...
+
+    def read(self, path: str) -> bytes: ...
 
     def write(self, path: str, data: bytes) -> None:
         """Whole or not at all."""
@@ -68,15 +83,11 @@ class Archive:
         A result without a trajectory never takes the place of one that was written before.
         """
         try:
-            place = self._place = self._place or _place(self.root)
-            if not place.exists("README.md"):
-                place.write("README.md", README.encode())
+            place = self._opened()
             name = self._name(f"{request.task_id}/request.json")
             if not place.exists(name):
                 place.write(name, self._encoded(_pretty(request.model_dump(mode="json"))))
-            name = self._name(f"{request.task_id}/{result.index}.json")
-            if result.trajectory is not None or not place.exists(name):
-                place.write(name, self._encoded(result.model_dump_json(exclude={"payload"}).encode()))
+            self._put(place, result)
         except ArchiveFailed:
             raise
         except Exception as exc:  # whatever a storage library raises
@@ -85,6 +96,100 @@ class Archive:
                 f"rollout '{result.rollout_id}' cannot be archived at {self.root} ({text}); nothing was deleted. Make "
                 "retention.archive writable, or leave it out of the topology"
             ) from exc
+
+    def put(self, result: RolloutResult) -> None:
+        """Writes a rollout whose request is not known. Raises `ArchiveFailed`."""
+        try:
+            self._put(self._opened(), result)
+        except ArchiveFailed:
+            raise
+        except Exception as exc:  # whatever a storage library raises
+            text = " ".join(f"{type(exc).__name__}: {exc}".split())
+            raise ArchiveFailed(f"rollout '{result.rollout_id}' cannot be written to {self.root} ({text})") from exc
+
+    def _opened(self) -> _Place:
+        place = self._found()
+        if not place.exists("README.md"):
+            place.write("README.md", README.encode())
+        return place
+
+    def _found(self) -> _Place:
+        if self._place is None:
+            self._place = _place(self.root)
+        return self._place
+
+    def _put(self, place: _Place, result: RolloutResult) -> None:
+        name = self._name(f"{result.task_id}/{result.index}.json")
+        if result.trajectory is not None or not place.exists(name):
+            place.write(name, self._encoded(result.model_dump_json(exclude={"payload"}).encode()))
+
+    # --- reading
+
+    def task_ids(self) -> list[str]:
+        """Tasks of which something is in it, sorted. Raises `ArchiveFailed`."""
+        with self._reading():
+            names = self._found().names("")
+            return sorted(name for name in names if re.fullmatch(ID_PATTERN, name) and self._indices(name))
+
+    def indices(self, task_id: str) -> list[int]:
+        """The task's rollouts that are in it, sorted. Raises `ArchiveFailed`."""
+        with self._reading():
+            return self._indices(task_id)
+
+    def has(self, task_id: str, index: int) -> bool:
+        """Raises `ArchiveFailed`."""
+        name = f"{task_id}/{index}.json"
+        with self._reading():
+            return any(self._found().exists(one) for one in (name, f"{name}.zst"))
+
+    def _indices(self, task_id: str) -> list[int]:
+        matches = (_ROLLOUT.fullmatch(name) for name in self._found().names(task_id))
+        return sorted({int(match[1]) for match in matches if match})
+
+    def run_of(self, task_id: str) -> str | None:
+        """The task's run; None where its request is not in it. Raises `ArchiveFailed`, `PayloadCorrupt`."""
+        data = self._data(f"{task_id}/request.json")
+        if data is None:
+            return None
+        try:
+            return str(json.loads(data)["run_id"])
+        except (KeyError, TypeError, ValueError) as exc:
+            raise PayloadCorrupt(f"{self.root}/{task_id}/request.json is no task: {exc}") from exc
+
+    def result(self, task_id: str, index: int) -> RolloutResult:
+        """Raises `ArchiveFailed`, `PayloadMissing` and `PayloadCorrupt`."""
+        name = f"{task_id}/{index}.json"
+        data = self._data(name)
+        if data is None:
+            raise PayloadMissing(f"there is no {name} in {self.root}")
+        try:
+            return RolloutResult.stored(data)
+        except ValidationError as exc:
+            raise PayloadCorrupt(f"{self.root}/{name} is no rollout: {exc.errors()[0]['msg']}") from exc
+
+    def _data(self, name: str) -> bytes | None:
+        """A file's content, compressed or not."""
+        with self._reading():
+            place = self._found()
+            if place.exists(name):
+                return place.read(name)
+            if not place.exists(f"{name}.zst"):
+                return None
+            data = place.read(f"{name}.zst")
+        try:
+            return zstd.decompress(data)
+        except zstd.ZstdError as exc:
+            raise PayloadCorrupt(f"{self.root}/{name}.zst cannot be decoded: {exc}") from exc
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except PolarqError:
+            raise
+        except Exception as exc:  # whatever a storage library raises
+            text = " ".join(f"{type(exc).__name__}: {exc}".split())
+            raise ArchiveFailed(f"{self.root} cannot be read ({text})") from exc
 
     def _name(self, name: str) -> str:
         return f"{name}.zst" if self._compress else name
@@ -119,6 +224,13 @@ class _Folder:
     def exists(self, path: str) -> bool:
         return (self._root / path).exists()
 
+    def names(self, path: str) -> list[str]:
+        folder = self._root / path
+        return [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+
+    def read(self, path: str) -> bytes:
+        return (self._root / path).read_bytes()
+
     def write(self, path: str, data: bytes) -> None:
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -145,6 +257,14 @@ class _Remote:
 
     def exists(self, path: str) -> bool:
         return bool(self._files.exists(f"{self._root}/{path}"))
+
+    def names(self, path: str) -> list[str]:
+        folder = f"{self._root}/{path}".rstrip("/")
+        found = self._files.ls(folder, detail=False) if self._files.isdir(folder) else []
+        return [name.rstrip("/").rpartition("/")[2] for name in found]
+
+    def read(self, path: str) -> bytes:
+        return bytes(self._files.cat_file(f"{self._root}/{path}"))
 
     def write(self, path: str, data: bytes) -> None:
         target = f"{self._root}/{path}"

@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 
 from polarq.contracts.completion import Completion
 from polarq.errors import GrantRefused, PayloadCorrupt
+from polarq.ledger.calls import Call
 from polarq.ledger.keys import Keys
 from polarq.store.atomic import Script, ScriptLine, ledger_errors
 from polarq.store.beginnings import Beginnings
@@ -191,6 +192,17 @@ async def read_completions(redis: Redis, keys: Keys, rollout_id: str, attempt: i
     """
     with ledger_errors():
         records = cast("list[bytes]", await redis.lrange(keys.completions(rollout_id, attempt, token), 0, -1))
+    return _read(records)
+
+
+def captured(keys: Keys, rollout_id: str, attempt: int, token: int) -> Call[list[Completion]]:
+    """`read_completions` as a call of the ledger."""
+    return Call(
+        lambda replies: _read(replies[0]), commands=(("LRANGE", keys.completions(rollout_id, attempt, token), 0, -1),)
+    )
+
+
+def _read(records: Sequence[bytes]) -> list[Completion]:
     found: dict[str, Completion] = {}
     fields: dict[str, Mapping[str, Any]] = {}
     for record in records:

@@ -29,7 +29,7 @@ import pytest
 from polarq.contracts.rollout import ExecKind
 from polarq.errors import RuntimeFault
 from polarq.testing.runtime_contract_files import HostileFilesContract, TransferContract
-from polarq.testing.runtime_contract_lives import AloneContract, OfflineContract, SnapshotContract
+from polarq.testing.runtime_contract_lives import AloneContract, BrokenOffContract, OfflineContract, SnapshotContract
 from polarq.testing.runtime_protocols import CONTRACT_ENV, LONG_S, New, Sandbox, appears, lives
 
 __all__ = ["CONTRACT_ENV", "New", "RuntimeContract", "Sandbox", "appears", "lives"]
@@ -277,6 +277,7 @@ class RuntimeContract(
     HostileFilesContract,
     SnapshotContract,
     OfflineContract,
+    BrokenOffContract,
     AloneContract,
 ):
     """All of it."""

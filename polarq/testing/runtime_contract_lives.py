@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 
 import pytest
 
@@ -12,6 +13,7 @@ from polarq.errors import RuntimeFault
 from polarq.testing.runtime_protocols import LONG_S, New, Sandbox, appears
 
 DOOR = 18080
+WRITTEN = 500
 
 
 class SnapshotContract:
@@ -97,6 +99,25 @@ class SnapshotContract:
         await last.start(snapshot=second.reference)
         assert (await last.exec("cat one two; [ ! -e gone ]", timeout_s=LONG_S)).stdout == b"one\ntwo\n"
 
+    async def test_a_snapshot_is_of_one_moment_whatever_writes_meanwhile(self, prepared: Sandbox, new: New) -> None:
+        if self.no_snapshots:
+            return
+        # Each file gets one more byte in turn: at any moment the first ones are ahead by one at most.
+        writer = f"""trap '' HUP TERM; mkdir many; for ((;;)); do
+            for ((i = 100; i < {100 + WRITTEN}; i++)); do printf x >> many/$i; done; echo x > pass; done"""
+        await prepared.put_bytes(writer.encode(), "writer")
+        assert (await prepared.exec("setsid bash writer > /dev/null 2>&1 &", timeout_s=LONG_S)).ok
+        await appears(prepared, "pass")
+        kept = await prepared.snapshot("recipe")
+        await prepared.stop()
+        copy = new("copy")
+        await copy.start(snapshot=kept.reference)
+        sizes = await copy.exec("stat -c %s many/*", timeout_s=LONG_S)
+        counted = [int(size) for size in sizes.stdout_text.split()]
+        assert len(counted) == WRITTEN
+        assert counted == sorted(counted, reverse=True)
+        assert counted[0] - counted[-1] <= 1
+
 
 class OfflineContract:
     """A sandbox with a network of its own, and the one door in it."""
@@ -149,6 +170,39 @@ class OfflineContract:
         connection.close()
         assert (await asking).stdout == b"answer\n"
         door.close()
+
+
+PARTS = 8
+
+
+class BrokenOffContract:
+    """Starts that are given up before they are through."""
+
+    @pytest.mark.parametrize("how", ["stop", "cancel"])
+    async def test_a_start_that_is_given_up_leaves_nothing(self, new: New, how: str) -> None:
+        whole = new("whole")
+        begun = time.monotonic()
+        await whole.start()
+        took_s = time.monotonic() - begun
+        await whole.stop()
+        for part in range(PARTS):
+            sandbox = new(f"{how}{part}")
+            starting = asyncio.ensure_future(sandbox.start())
+            await asyncio.sleep(took_s * part / PARTS)
+            if how == "cancel":
+                starting.cancel()
+                await asyncio.wait([starting])
+            await sandbox.stop()
+            # Whatever was begun has ended by then; it may also have been through just before.
+            assert starting.done()
+            given_up = starting.cancelled() or isinstance(starting.exception(), RuntimeFault | None)
+            assert given_up, starting.exception()
+            assert not sandbox.root.exists()
+            assert (await sandbox.exec("true", timeout_s=LONG_S)).kind is ExecKind.SANDBOX_LOST
+            with pytest.raises(RuntimeFault):
+                await sandbox.start()
+        assert not whole.root.exists()
+        assert await whole.sweep(whole.host, ()) == []
 
 
 class AloneContract:

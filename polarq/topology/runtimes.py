@@ -47,6 +47,9 @@ class ApptainerRuntimeSection(Contract):
     """The backend `apptainer`."""
 
     program: NonEmpty | None = Field(None, description="Path of the program; blank: apptainer or singularity on PATH.")
+    images_mb: int = Field(
+        50_000, gt=0, description="Disk that converted images may take; the longest unused go when one is added."
+    )
 
 
 class WarmPoolSection(Contract):

@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 from polarq.contracts.completion import Completion, CompletionLabel
 from polarq.contracts.rollout import Reward
-from polarq.contracts.trajectory import Break, Fidelity, Trace, Trajectory
+from polarq.contracts.trajectory import Fidelity, Trace, Trajectory, Turn
+from polarq.trajectory.breaks import find_breaks
+from polarq.trajectory.trainable import why_untrainable
 
 
 class Builder(ABC):
@@ -36,15 +38,24 @@ class Builder(ABC):
         )
 
 
-def why_untrainable(completion: Completion) -> str | None:
-    """Why a call's tokens must not be trained on; None when they may."""
-    if completion.untrainable is not None:
-        return completion.untrainable
-    if completion.label is not CompletionLabel.TRAIN:
-        return f"label {completion.label.value}"
-    if completion.incomplete:
-        return "incomplete answer"
-    return None
+def turn(completion: Completion, start: int, untrainable: str | None) -> Turn:
+    """The call as a turn whose sample begins at `start` of a trace's response."""
+    return Turn(
+        seq=completion.seq,
+        start=start,
+        end=start + len(completion.sampled_ids),
+        finish_reason=completion.finish_reason,
+        untrainable=untrainable,
+        grammar=completion.grammar,
+    )
+
+
+def trained_logprobs(completion: Completion, untrainable: str | None) -> list[float]:
+    """One per sampled id. Under mask 0 the value is 0.0 by contract; under mask 1 the recorder has proven that every
+    one is there (a trace that lacked one could not be made)."""
+    if untrainable is not None:
+        return [0.0] * len(completion.sampled_ids)
+    return [float(value) for value in completion.logprobs if value is not None]
 
 
 def weighted(traces: list[Trace]) -> list[Trace]:
@@ -54,21 +65,36 @@ def weighted(traces: list[Trace]) -> list[Trace]:
 
 
 def rewarded(trajectory: Trajectory, reward: Reward) -> Trajectory:
-    """The trajectory with each trace's reward: its own where the evaluator gave one, else the outcome.
+    """The trajectory with each trace's reward (its own where the evaluator gave one, else the outcome), and each turn's
+    where there are any.
 
-    Raises ValueError when there are not as many trace rewards as traces.
+    Raises ValueError when there are not as many trace rewards as traces, or turn rewards as turns.
     """
     own = reward.trace_rewards
     if own is not None and len(own) != len(trajectory.traces):
         raise ValueError(f"{len(own)} trace rewards for {len(trajectory.traces)} traces")
     values = own if own is not None else [reward.outcome] * len(trajectory.traces)
     traces = [t.model_copy(update={"reward": v}) for t, v in zip(trajectory.traces, values, strict=True)]
+    if reward.turn_rewards is not None:
+        if [len(turns) for turns in reward.turn_rewards] != [len(trace.turns) for trace in traces]:
+            raise ValueError("turn_rewards: not one list per trace with one reward per turn")
+        traces = [_turned(trace, turns) for trace, turns in zip(traces, reward.turn_rewards, strict=True)]
     return trajectory.model_copy(update={"traces": traces})
+
+
+def _turned(trace: Trace, rewards: Sequence[float]) -> Trace:
+    turns = [turn.model_copy(update={"reward": value}) for turn, value in zip(trace.turns, rewards, strict=True)]
+    return trace.model_copy(update={"turns": turns})
 
 
 def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fidelity:
     """What was kept of what was sampled, and where and why not."""
-    reasons = {str(c.seq): why for c in completions if c.sampled_ids and (why := why_untrainable(c)) is not None}
+    kept = {turn.seq for trace in traces for turn in trace.turns}
+    reasons: dict[str, str] = {}
+    for completion in completions:
+        why = why_untrainable(completion) or (None if completion.seq in kept else "in no trace")
+        if completion.sampled_ids and why is not None:
+            reasons[str(completion.seq)] = why
     sampled = sum(len(c.sampled_ids) for c in completions)
     trainable = sum(trace.trainable_tokens for trace in traces)
     versions: list[str] = []
@@ -87,36 +113,8 @@ def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fide
         missing_logprobs=sum(1 for c in completions for value in c.logprobs if value is None),
         forged_control_tokens=sum(c.forged for c in completions),
         side_calls=sum(1 for c in completions if c.label is CompletionLabel.SIDE),
+        side_tokens=sum(len(c.sampled_ids) for c in completions if c.label is CompletionLabel.SIDE),
         incomplete_calls=sum(1 for c in completions if c.incomplete),
         empty_calls=sum(1 for c in completions if not c.sampled_ids),
         versions=versions,
     )
-
-
-def find_breaks(completions: Sequence[Completion]) -> list[Break]:
-    """Calls whose prompt does not begin with the prompt and sample of an earlier call that it visibly continues."""
-    breaks = []
-    for i, completion in enumerate(completions[1:], start=1):
-        best, cause = -1, ""
-        for earlier in completions[:i]:
-            whole = [*earlier.prompt_ids, *earlier.sampled_ids]
-            shared = shared_length(whole, completion.prompt_ids)
-            if shared == len(whole):
-                best = -1
-                break
-            # The messages say that this call continues the earlier one; the tokens do not.
-            if len(completion.messages) > len(earlier.messages) and shared > best and earlier.sampled_ids:
-                inside = shared >= len(earlier.prompt_ids)
-                best, cause = shared, "sampled tokens re-encoded" if inside else "prompt re-rendered"
-        if best >= 0:
-            breaks.append(Break(seq=completion.seq, position=best, cause=cause))
-    return breaks
-
-
-def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """Number of leading ids that are equal."""
-    limit = min(len(first), len(second))
-    for i in range(limit):
-        if first[i] != second[i]:
-            return i
-    return limit

@@ -7,7 +7,8 @@ from typing import Any
 
 from polarq.contracts.completion import Completion
 from polarq.contracts.trajectory import Trace
-from polarq.trajectory.base import Builder, why_untrainable
+from polarq.trajectory.base import Builder, trained_logprobs, turn
+from polarq.trajectory.trainable import why_untrainable
 
 
 class PerRequestBuilder(Builder):
@@ -23,20 +24,19 @@ class PerRequestBuilder(Builder):
 def _trace(index: int, completion: Completion) -> Trace:
     reason = why_untrainable(completion)
     trainable = reason is None
-    values = completion.logprobs if len(completion.logprobs) == len(completion.sampled_ids) else []
     return Trace(
         index=index,
         prompt_ids=completion.prompt_ids,
         response_ids=completion.sampled_ids,
         loss_mask=[1 if trainable else 0] * len(completion.sampled_ids),
-        # Under mask 0 the value is 0.0 by contract; under mask 1 the recorder has proven that every one is there.
-        logprobs=[float(v) for v in values if v is not None] if trainable else [0.0] * len(completion.sampled_ids),
+        logprobs=trained_logprobs(completion, reason),
         weight_versions=completion.weight_versions,
         prompt_messages=completion.messages,
         response_messages=[completion.reply] if completion.reply else [],
         tools=completion.tools,
         finish_reason=completion.finish_reason,
         completion_seqs=[completion.seq],
+        turns=[turn(completion, 0, reason)],
         untrainable=reason,
         metadata=_metadata(completion),
     )

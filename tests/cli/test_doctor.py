@@ -197,8 +197,22 @@ def test_what_keeps_local_sandboxes_apart_is_said(
     cli: Cli, deployment: Path, monkeypatch: pytest.MonkeyPatch, isolation: str, why_not: str, verdict: str, words: str
 ) -> None:
     monkeypatch.setattr(bubblewrap, "why_not", lambda: why_not)
+    for name in ("limits_tmpfs", "own_users"):
+        monkeypatch.setattr(bubblewrap, name, lambda: True)
     write(deployment, runtimes={"local": {"isolation": isolation}})
     told = cli("doctor", "--json").json
     assert verdict_of(findings(told, "runtime local"), words) == verdict
     [advice] = [finding["advice"] for finding in told["findings"] if finding["part"] == "runtime local"]
     assert ("apt install bubblewrap" in advice) == (verdict != "ok")
+
+
+@pytest.mark.parametrize(
+    ("lacks", "words"), [("limits_tmpfs", "cannot limit their /dev/shm"), ("own_users", "by control groups only")]
+)
+def test_what_local_sandboxes_can_fill_their_machine_with_is_said(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, lacks: str, words: str
+) -> None:
+    monkeypatch.setattr(bubblewrap, "why_not", lambda: "")
+    for name in ("limits_tmpfs", "own_users"):
+        monkeypatch.setattr(bubblewrap, name, lambda name=name: name != lacks)
+    assert verdict_of(findings(cli("doctor", "--json").json, "runtime local"), words) == "warn"

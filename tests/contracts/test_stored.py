@@ -29,8 +29,10 @@ def ledger(redis_url: str, keys: Keys) -> Iterator[Ledger]:
 
 
 def of_a_later_version(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with a key that is unknown here, at every depth."""
-    later = {key: of_a_later_version(value) if isinstance(value, dict) else value for key, value in record.items()}
+    """The record with a key that is unknown here, at every depth where keys are known at all: `fidelity` holds counts
+    by names that later versions may add to."""
+    deep = {key for key, value in record.items() if isinstance(value, dict) and key != "fidelity"}
+    later = {key: of_a_later_version(value) if key in deep else value for key, value in record.items()}
     return {**later, "known_later": {"a": 1}}
 
 

@@ -188,6 +188,7 @@ def tasks_called_for(receiver: Receiver) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 async def test_three_thousand_callbacks_to_one_receiver_that_hangs_hold_up_no_commit(tmp_path: Path) -> None:
     go_on, begun = asyncio.Event(), asyncio.Event()
     open_now, most = 0, 0

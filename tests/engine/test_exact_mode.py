@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 from polarq.contracts.completion import Completion
 from polarq.contracts.trajectory import Trace
 from polarq.ledger.keys import Keys
-from polarq.trajectory.base import find_breaks
+from polarq.trajectory.breaks import find_breaks
 
 from .chat import WEATHER_TOOL
 from .conftest import Note

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from polarq.contracts.completion import Completion, CompletionLabel
 from polarq.ledger.keys import Keys
-from polarq.trajectory.base import find_breaks
+from polarq.trajectory.breaks import find_breaks
 
 from .chat import ASK_FOR_TOKENS, WEATHER_TOOL, a_word_in, forced_tool_call, says
 from .conftest import Note

@@ -65,6 +65,7 @@ class Bench:
         self.recipe = f"{GIT} init -q && {GIT} add -A && {GIT} commit -q -m first"
         self.eval_recipe: str | None = None
         self.env: dict[str, str] = {}
+        self.trajectory = Trajectory(builder="per_request")
         self.runtimes: list[LocalRuntime] = []
         self.evaluator: Evaluator | None = None
         self._baseline: dict[str, Any] = {}
@@ -89,6 +90,10 @@ class Bench:
             **(config or {}),
         }
         spec = EvaluatorSpec(strategy="test_on_output", config=whole, refresh_runtime=fresh, env=env or {})
+        await self.start(spec)
+
+    async def start(self, spec: EvaluatorSpec) -> None:
+        """The same with an evaluator of any kind."""
         self.evaluator = create_evaluator(spec, [])
         runtime = await self._prepared(self.recipe)
         baseline = await self.evaluator.baseline(runtime, self._env(runtime), 60)
@@ -112,7 +117,7 @@ class Bench:
         return EvaluationContext(
             task=self._task(),
             rollout_id="t1.0",
-            trajectory=Trajectory(builder="per_request"),
+            trajectory=self.trajectory,
             harness=harness,
             runtime=self.runtime,
             env=self._env(self.runtime),

@@ -53,7 +53,9 @@ class Rollout:
 
     async def agent(self, base_url: str) -> HarnessReport:
         runtime = self.runtimes[0]
-        env = harness_env(self.task, rollout_id="t.0", base_url=base_url, api_key="key", layout=runtime.layout)
+        env = harness_env(
+            self.task, rollout_id="t.0", fencing_token=1, base_url=base_url, api_key="key", layout=runtime.layout
+        )
         path = f"{runtime.layout.session_dir}/instruction.txt"
         context = HarnessContext(self.task, "t.0", path, base_url, "key", runtime.layout, env)
         return await run_harness(create_harness(self.task.agent, []), runtime, context, timeout_s=150)

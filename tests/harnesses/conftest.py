@@ -34,7 +34,7 @@ def make_context(runtime: LocalRuntime) -> MakeContext:
         fields = {"agent": {"harness": "shell", "custom_shell": {"command": "true"}}, **fields}
         task = Task.parse({"task_id": "t1", "instruction": instruction, **fields})
         layout = runtime.layout
-        env = harness_env(task, rollout_id="t1.0", base_url=base_url, api_key="secret", layout=layout)
+        env = harness_env(task, rollout_id="t1.0", fencing_token=1, base_url=base_url, api_key="secret", layout=layout)
         path = f"{layout.session_dir}/.polarq/instruction.txt"
         return HarnessContext(task, "t1.0", path, base_url, "secret", layout, env)
 

@@ -34,7 +34,7 @@ def env_of(
             "agent": {"harness": "mini_swe_agent", "env": agent or {}},
         }
     )
-    return harness_env(task, rollout_id="t1.0", base_url=base, api_key="key", layout=LAYOUT)
+    return harness_env(task, rollout_id="t1.0", fencing_token=1, base_url=base, api_key="key", layout=LAYOUT)
 
 
 def test_every_dialect_is_told_where_the_model_is() -> None:
@@ -51,6 +51,7 @@ def test_every_dialect_is_told_where_the_model_is() -> None:
         "GEMINI_API_KEY": "key",
         "SESSION_ID": "t1.0",
         "TASK_ID": "t1",
+        "FENCING_TOKEN": "1",
         "SESSION_DIR": "/polar/session",
         "ARTIFACTS_DIR": "/polar/session/artifacts",
         "LOGS_DIR": "/polar/session/logs",

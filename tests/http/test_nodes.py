@@ -118,6 +118,7 @@ async def test_metrics_are_prometheus_text_about_tasks_rollouts_and_nodes(shim: 
         'polarq_node_capacity{node="node0",stage="run"} 3',
         'polarq_node_pool{node="node0",what="idle"} 0',
         'polarq_node_sandboxes_taken_total{node="node0",from="warm"} 0',
+        'polarq_run_fidelity_total{run="default",what="rollouts"} 1',
         "polarq_ledger_up 1",
         'polarq_http_requests_total{method="POST",route="/rollout/task/submit",status="200"} 1',
         'polarq_http_requests_total{method="GET",route="other",status="404"} 1',

@@ -116,7 +116,9 @@ def env_of(way_out: WayOut, own: dict[str, str]) -> dict[str, str]:
     agent = {"harness": "mini_swe_agent", "env": {**own, "MINE": "1"}}
     given = {"task_id": "t", "instruction": "x", "runtime": {"backend": "local", "env": own}, "agent": agent}
     task = Task.parse(given)
-    harness = harness_env(task, rollout_id="t.0", base_url=BASE, api_key="k", layout=LAYOUT, way_out=way_out)
+    harness = harness_env(
+        task, rollout_id="t.0", fencing_token=1, base_url=BASE, api_key="k", layout=LAYOUT, way_out=way_out
+    )
     evaluator = sandbox_env(task, rollout_id="t.0", layout=LAYOUT, way_out=way_out)
     step = step_env(own, harness, way_out)
     names = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ SIDE = {
     "opencode-compaction/turn2": "compaction",
 }
 """Captured requests that are no steps of their task; every other captured request is one."""
+CONDENSE = "You are maintaining a context-aware state summary for an interactive agent.\nYou will be given a list"
+"""OpenHands' condenser."""
+BASH = {"type": "function", "function": {"name": "bash"}}
 CAPTURED = sorted(f"{path.parent.name}/{path.stem}" for path in FIXTURES.glob("*/turn*.json"))
 
 
@@ -73,12 +77,53 @@ def test_every_kind_that_a_fixture_shows_is_looked_for() -> None:
             ModelCall(HELLO, None, {"response_format": {"type": "json_object"}}, "gemini-3.5-flash-lite"),
             "router",
         ),
+        ("", "x", ModelCall([{"role": "system", "content": CONDENSE}, *HELLO], None, {}, "m"), "compaction"),
+        ("", "x", ModelCall([{"role": "user", "content": CONDENSE}], None, {}, "m"), "compaction"),
+        ("", "x", ModelCall([*HELLO, {"role": "user", "content": CONDENSE}], None, {}, "m"), None),
+        ("", "x", ModelCall([{"role": "system", "content": CONDENSE}, *HELLO], [BASH], {}, "m"), None),
         ("autogen", "x", ModelCall([*HELLO, {"role": "tool", "content": "4"}], None, {}, "m"), "reflection"),
         ("ag2", "x", ModelCall([*HELLO, {"role": "tool", "content": "4"}], None, {}, "m"), None),
     ],
 )
 def test_kinds_that_no_fixture_shows(harness: str, agent: str, call: ModelCall, kind: str | None) -> None:
     assert kind_of(call, harness, {"User-Agent": agent}) == kind
+
+
+def _says(system: str = "You are an agent.", last: str = "Go on.") -> ModelCall:
+    return ModelCall([{"role": "system", "content": system}, {"role": "user", "content": last}], None, {}, "m")
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (
+            _says(
+                "Generate a short title (four words or less) for this conversation.\n\nTitle what the work is ABOUT",
+                "---BEGIN HINTS (optional signals like the working folder)",
+            ),
+            "title",
+        ),
+        (
+            _says(
+                "## Task Context\n- An llm context limit was reached when a user was in a working session",
+                "Please summarize the conversation history provided in the system prompt.",
+            ),
+            "compaction",
+        ),
+        (_says("You are a context summarization assistant. Your task is to read a conversation"), "compaction"),
+        (_says("Generate a short, descriptive title (3-7 words) for a conversation that starts with"), "title"),
+        (_says(last="You are a summarization agent creating a context checkpoint. Treat the turns"), "compaction"),
+        (_says(last="You are about to hand off your work to another AI agent.\n            Please"), "compaction"),
+        (_says(last="You are picking up work from a previous AI agent on this task:\n\n**Original"), "compaction"),
+        (_says(last="The next agent has a few questions for you, please answer each of them one"), "compaction"),
+        (_says(last="Generate a short title (four words or less) for this conversation."), None),
+        (_says("You are a coding agent.", "Summarize the conversation history in notes.md."), None),
+    ],
+)
+def test_harnesses_whose_words_alone_tell_their_side_traffic(call: ModelCall, kind: str | None) -> None:
+    """Goose, pi and OpenClaw, Hermes, Terminus-2: no User-Agent of their own, whatever the task calls them."""
+    assert kind_of(call, "", {"User-Agent": "OpenAI/JS 7.15.0"}) == kind
+    assert kind_of(replace(call, tools=[{"type": "function"}]), "", {}) is None
 
 
 def test_a_rule_holds_for_the_versions_that_it_names() -> None:

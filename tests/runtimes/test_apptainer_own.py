@@ -4,13 +4,9 @@ hold and are named, and nothing outlives a worker."""
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import io
-import json
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -19,13 +15,13 @@ import pytest
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
-from polarq.errors import DiskFull, ImageMissing, RuntimeFault
+from polarq.errors import RuntimeFault
 from polarq.testing.runtime_contract import appears, lives
 from polarq_worker.runtimes.apptainer.instance import Note, is_same, start_time
 from polarq_worker.runtimes.apptainer.runtime import ApptainerRuntime
 from polarq_worker.runtimes.base import Host
 
-from .apptainer_here import IMAGE, PROGRAM, TREE, apptainer_host, needs_apptainer
+from .apptainer_here import IMAGE, PROGRAM, apptainer_host, builds, counted, needs_apptainer, small_archive
 
 pytestmark = pytest.mark.apptainer
 LONG_S = 120.0
@@ -53,55 +49,10 @@ async def new(tmp_path: Path, host: Host) -> AsyncIterator[New]:
         await runtime.stop()
 
 
-def counted(folder: Path) -> Path:
-    """The program, noting the first word of each call in `calls`."""
-    script = folder / "program"
-    script.write_text(f'#!/bin/sh\necho "$1" >> {folder}/calls\nexec {PROGRAM} "$@"\n')
-    script.chmod(0o755)
-    return script
-
-
-def builds(folder: Path) -> int:
-    calls = folder / "calls"
-    return calls.read_text().split().count("build") if calls.exists() else 0
-
-
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """A docker-archive with little more than a shell and env in it, whose image sets a variable."""
     needs_apptainer()
-    linked = [TREE / "lib64/ld-linux-x86-64.so.2", *(TREE / "lib").glob("*-linux-gnu/ld-linux*")]
-    libraries = [path for stem in ("libc", "libtinfo", "libdl") for path in (TREE / "lib").glob(f"*/{stem}.so.*")]
-    programs = [TREE / name for name in ("bin/bash", "bin/sh", "usr/bin/env", "bin/true", "bin/cat", "usr/bin/id")]
-    layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w") as tar:
-        for path in [*programs, *linked, *libraries]:
-            tar.add(path, str(path.relative_to(TREE)), recursive=False)
-        for path in libraries:
-            if path.is_symlink():
-                tar.add(path.parent / path.readlink(), str((path.parent / path.readlink()).relative_to(TREE)))
-        add(tar, "etc/passwd", b"root:x:0:0:root:/root:/bin/bash\n")
-        # So that there is something to convert.
-        add(tar, "ballast", os.urandom(12_000_000))
-    config = {"architecture": "amd64", "os": "linux", "config": {"Env": ["OF_THE_IMAGE=yes", "PATH=/usr/bin:/bin"]}}
-    config["rootfs"] = {"type": "layers", "diff_ids": [f"sha256:{sha256(layer.getvalue())}"]}
-    path = tmp_path / "image.tar"
-    with tarfile.open(path, "w") as tar:
-        add(tar, "layer.tar", layer.getvalue())
-        add(tar, "config.json", json.dumps(config).encode())
-        manifest = [{"Config": "config.json", "RepoTags": ["small:latest"], "Layers": ["layer.tar"]}]
-        add(tar, "manifest.json", json.dumps(manifest).encode())
-    return path
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mode = len(data), 0o644
-    tar.addfile(entry, io.BytesIO(data))
+    return small_archive(tmp_path)
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
@@ -109,37 +60,6 @@ async def until(condition: Callable[[], object], what: str) -> None:
         while not condition():  # noqa: ASYNC110 (it looks at other processes)
             await asyncio.sleep(0.02)
     assert condition(), what
-
-
-async def test_eight_rollouts_of_an_archive_convert_it_once(new: New, archive: Path, tmp_path: Path) -> None:
-    runtimes = [new(f"r{n}", image=f"docker-archive:{archive}") for n in range(8)]
-    await asyncio.gather(*(runtime.start() for runtime in runtimes))
-    assert builds(tmp_path) == 1
-    assert len({runtime.image_id for runtime in runtimes}) == 1
-    assert runtimes[0].image_id.startswith("sha256:")
-    results = await asyncio.gather(*(runtime.exec('echo "$OF_THE_IMAGE"', timeout_s=LONG_S) for runtime in runtimes))
-    assert {result.stdout for result in results} == {b"yes\n"}
-
-
-async def test_a_changed_archive_is_converted_anew_and_the_old_image_goes(
-    host: Host, archive: Path, tmp_path: Path
-) -> None:
-    spec = RuntimeSpec(backend="apptainer", image=f"docker-archive:{archive}")
-    first = await ApptainerRuntime.resolve_image(spec, host)
-    assert await ApptainerRuntime.resolve_image(spec, host) == first
-    os.utime(archive, (1, 1))
-    await ApptainerRuntime.resolve_image(spec, host)
-    assert builds(tmp_path) == 2
-    assert len(list((tmp_path / "kept/apptainer/images").glob("*.sif"))) == 1
-
-
-async def test_a_converted_image_that_lost_its_end_is_converted_anew(host: Host, archive: Path, tmp_path: Path) -> None:
-    spec = RuntimeSpec(backend="apptainer", image=f"docker-archive:{archive}")
-    await ApptainerRuntime.resolve_image(spec, host)
-    [image] = (tmp_path / "kept/apptainer/images").glob("*.sif")
-    os.truncate(image, image.stat().st_size // 2)
-    await ApptainerRuntime.resolve_image(spec, host)
-    assert builds(tmp_path) == 2
 
 
 WORKER = """
@@ -202,32 +122,6 @@ async def test_two_workers_that_share_a_folder_convert_once(
     assert other.stdout is not None
     assert await asyncio.to_thread(other.stdout.readline) == "started\n"
     assert builds(tmp_path) == 1
-
-
-async def test_a_full_disk_is_named_and_the_unfinished_image_removed(archive: Path, tmp_path: Path) -> None:
-    needs_apptainer()
-    disk = tmp_path / "kept"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(disk)], check=True)
-    try:
-        host = apptainer_host(disk)
-        with pytest.raises(DiskFull, match="full"):
-            await ApptainerRuntime.resolve_image(
-                RuntimeSpec(backend="apptainer", image=f"docker-archive:{archive}"), host
-            )
-        assert sum(path.stat().st_size for path in (disk / "apptainer/images").rglob("*") if path.is_file()) == 0
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-async def test_an_image_that_is_not_there_or_is_none_is_said(host: Host, tmp_path: Path) -> None:
-    for image in (str(tmp_path / "no.sif"), f"docker-archive:{tmp_path}/no.tar"):
-        with pytest.raises(ImageMissing, match="no"):
-            await ApptainerRuntime.resolve_image(RuntimeSpec(backend="apptainer", image=image), host)
-    (tmp_path / "tree").mkdir()
-    with pytest.raises(RuntimeFault, match="--sandbox"):
-        spec = RuntimeSpec(backend="apptainer", image=str(tmp_path / "tree"))
-        await ApptainerRuntime.resolve_image(spec, host)
 
 
 async def test_a_worker_that_is_killed_takes_its_sandboxes_with_it(
@@ -296,6 +190,27 @@ async def test_used_up_memory_is_said(new: New) -> None:
     assert (result.ok, result.out_of_memory) == (False, True)
     assert "memory" in result.message
     assert (await runtime.exec("echo on", timeout_s=LONG_S)).stdout == b"on\n"
+
+
+async def test_what_lies_in_memory_is_limited_and_leaves_room_for_a_grader(new: New) -> None:
+    runtime = new("filled", memory_mb=120, kwargs={"shm_mb": 20})
+    guest = new("guest", kwargs={"volumes": ["/dev/shm:/dev/shm:ro"]})
+    room = os.statvfs("/dev/shm").f_blocks
+    await asyncio.gather(runtime.start(), guest.start())
+    # What is the machine's, and only mounted, keeps its size.
+    assert os.statvfs("/dev/shm").f_blocks == room
+    look = "grep ' tmpfs ' /proc/mounts | cut -d ' ' -f 2"
+    places = (await runtime.exec(look, timeout_s=LONG_S)).stdout_text.split()
+    assert {"/dev", "/dev/shm"} <= set(places)
+    for place in places:
+        target = f"{place}/full" if place in {"/dev", "/dev/shm"} else place
+        filled = await runtime.exec(f"head -c 1G /dev/zero >> {target}", timeout_s=LONG_S)
+        assert (filled.ok, filled.out_of_memory) == (False, False), place
+        assert "No space left on device" in filled.stderr_text
+    sizes = await runtime.exec("stat -c %s /dev/shm/full", timeout_s=LONG_S)
+    assert int(sizes.stdout_text) >> 20 == 20
+    graded = await runtime.exec(["python3", "-c", "print(len(bytearray(10_000_000)))"], timeout_s=LONG_S)
+    assert graded.stdout == b"10000000\n", graded
 
 
 async def test_a_limit_of_processes_holds_and_is_named(new: New) -> None:

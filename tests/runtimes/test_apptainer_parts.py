@@ -11,7 +11,7 @@ import pytest
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import BackendAway, ImageMissing, RuntimeFault
 from polarq.topology.runtimes import RuntimesSection
-from polarq_worker.runtimes.apptainer import wishes
+from polarq_worker.runtimes.apptainer import images, wishes
 from polarq_worker.runtimes.apptainer.images import bring, source_of
 from polarq_worker.runtimes.apptainer.instance import name_of
 from polarq_worker.runtimes.apptainer.layers import Layers
@@ -92,7 +92,49 @@ def test_an_image_says_where_it_comes_from(image: str, source: str) -> None:
 
 async def test_a_missing_image_is_named(host: Host, tmp_path: Path) -> None:
     with pytest.raises(ImageMissing, match="nothing"):
-        await bring(f"{tmp_path}/nothing.sif", Program.of(host, tmp_path))
+        await bring(f"{tmp_path}/nothing.sif", Program.of(host, tmp_path), 1)
+
+
+@pytest.fixture
+def converting(tmp_path: Path) -> Program:
+    """A program that converts whatever it is given to a file of 2 MB, and says so in `built`."""
+    script = tmp_path / "converting"
+    script.write_text(
+        f"""#!/bin/bash
+        echo "${{@: -1}}" >> {tmp_path}/built
+        head -c 2000000 /dev/zero | tr '\\0' x > "${{@: -2:1}}" """
+    )
+    script.chmod(0o755)
+    return Program(str(script), tmp_path / "store")
+
+
+async def test_of_converted_images_the_longest_unused_go_where_the_disk_may_hold_no_more(
+    converting: Program, tmp_path: Path
+) -> None:
+    names = [f"docker-archive:{tmp_path}/{name}.tar" for name in "abcd"]
+    for name in names:
+        Path(name.partition(":")[2]).write_text(name)
+
+    def age(path: Path, seconds: float) -> None:
+        at = path.stat().st_mtime - seconds
+        os.utime(path.with_name(f"{path.name}.json"), (at, at))
+
+    a, b = [(await bring(name, converting, 5)).path for name in names[:2]]
+    age(a, 7200)
+    age(b, 3600)
+    # Asked for again: it is not the longest unused any more.
+    assert (await bring(names[0], converting, 5)).path == a
+    c = (await bring(names[2], converting, 5)).path
+    assert [path.exists() for path in (a, b, c)] == [True, False, True]
+    # All that is left was asked for just now: an instance may be about to start from it.
+    d = (await bring(names[3], converting, 5)).path
+    assert [path.exists() for path in (a, c, d)] == [True, True, True]
+    for number, path in enumerate((a, c, d)):
+        age(path, 7200 - number)
+    images.make_room(converting.store / "images", 3_000_000)
+    assert sorted(path.name for path in (converting.store / "images").glob("*.sif*")) == [d.name, f"{d.name}.json"]
+    assert (await bring(names[1], converting, 5)).path == b
+    assert (tmp_path / "built").read_text().split() == [names[number] for number in (0, 1, 2, 3, 1)]
 
 
 def test_names_of_instances_are_short_and_their_own() -> None:

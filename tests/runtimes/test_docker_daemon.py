@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import signal
-import subprocess
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,70 +12,12 @@ from polarq.contracts.rollout import ExecKind
 from polarq.errors import BackendAway, DiskFull, RuntimeFault
 from polarq_worker.runtimes.docker.runtime import DockerRuntime
 
-from ..needs import not_here
 from .docker_rig import LONG_S, Sandboxes, host_of, small_tree
+from .own_daemon import PROGRAMS, SMALL, Daemon, disk
 
 pytestmark = pytest.mark.docker
 
-SMALL = "polarq-small:test"
-DISK = "size=160m"
-
-
-class Daemon:
-    """dockerd without a network, its data on a file system in memory."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.url = f"unix://{folder}/docker.sock"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    async def start(self) -> None:
-        for left in ("dockerd.pid", "exec/containerd/containerd.pid"):
-            (self.folder / left).unlink(missing_ok=True)
-        folder = self.folder
-        # A network of its own: a daemon without a bridge takes away the one that another daemon has made.
-        command = ["unshare", "--net", "dockerd", "--host", self.url, "--data-root", f"{folder}/data"]
-        command += ["--exec-root", f"{folder}/exec"]
-        command += ["--pidfile", f"{folder}/dockerd.pid", "--bridge=none", "--iptables=false", "--ip-forward=false"]
-        with (folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        while not await self._answers():
-            assert self._process.poll() is None, (folder / "log").read_text()[-2000:]
-            await asyncio.sleep(0.05)
-
-    async def _answers(self) -> bool:
-        try:
-            await DockerRuntime.snapshots(host_of(self.folder, url=self.url))
-        except RuntimeFault:
-            return False
-        return True
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(timeout=60)
-
-
-@pytest.fixture
-def disk() -> Iterator[Path]:
-    if shutil.which("dockerd") is None or os.geteuid() != 0:
-        not_here("dockerd is not installed, or this is not root")
-    # A short path: a socket's has no more than 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="pqd") as name:
-        data = Path(name, "data")
-        data.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", DISK, "tmpfs", str(data)], check=True)
-        try:
-            yield Path(name)
-        finally:
-            mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-            for mount in sorted((mount for mount in mounts if mount.startswith(f"{name}/")), reverse=True):
-                subprocess.run(["umount", "--lazy", mount], check=True)
+__all__ = ["disk"]
 
 
 @pytest.fixture
@@ -90,8 +27,7 @@ async def own(disk: Path, tmp_path: Path) -> AsyncIterator[tuple[Daemon, Sandbox
     sandboxes.host = host_of(tmp_path, url=daemon.url)
     try:
         await daemon.start()
-        programs = ("dash", "bash", "sleep", "cat", "rm", "dd")
-        await sandboxes.import_image(SMALL, small_tree(*(f"/bin/{name}" for name in programs)))
+        await sandboxes.import_image(SMALL, small_tree(*PROGRAMS))
         yield daemon, sandboxes
         await sandboxes.stop()
     finally:

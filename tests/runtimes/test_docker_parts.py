@@ -23,6 +23,7 @@ from polarq_worker.runtimes.docker.daemon import address
 from polarq_worker.runtimes.docker.logins import HUB, login, registry_of
 from polarq_worker.runtimes.docker.printed import Printed
 from polarq_worker.runtimes.docker.records import Records
+from polarq_worker.runtimes.docker.shell import Secrets
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -97,7 +98,7 @@ class TestFrames:
         out, err = Printed(8 << 20, tmp_path / "log.stdout"), Printed(8 << 20, tmp_path / "log.stderr")
         async with FakeDaemon(tmp_path / "daemon.sock", pieces) as daemon:
             docker = Docker("http://docker", connector=UnixConnector(str(daemon.path)))
-            command = Command(docker, "c", TOKEN, out, err)
+            command = Command(docker, "c", Secrets(TOKEN, "", ""), out, err)
             command.begin(["x"], {}, "")
             assert command.reading is not None
             await command.reading

@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -227,9 +228,8 @@ async def test_what_is_brought_in_is_its_own(runtime: LocalRuntime, tmp_path: Pa
     await runtime.put_file(tmp_path / "folder/sub/file", "~file")
     await runtime.put_bytes(b"x", "/polar/home/.config/tool/settings")
     await runtime.put_bytes(b"x", "/tmp/sub/file")
-    others = await prints(runtime, "find . ~ /tmp -not -user agent")
-    # Only what stands for something seen of the machine's own /tmp is not.
-    assert [path for path in others.split() if not path.startswith("/tmp/")] == []
+    # On one file system: what is seen of the machine's own /tmp is mounted there, and somebody else's.
+    assert await prints(runtime, "find . ~ /tmp/sub -xdev -not -user agent") == ""
     await prints(runtime, "echo y >> deep/er/folder/sub/file; rm -r deep ~/.config /tmp/sub ./~file")
 
 
@@ -328,6 +328,29 @@ async def test_a_killed_worker_leaves_nothing_that_its_successor_does_not_find(t
     assert not any(group.exists() for group in groups)
 
 
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 12])
+async def test_a_start_that_its_stop_overtakes_leaves_no_process_no_group_and_no_note(
+    tmp_path: Path, turns: int
+) -> None:
+    prepared = made(tmp_path, "prepared")
+    await prepared.start()
+    kept = await prepared.snapshot("recipe")
+    await prepared.stop()
+    limits = {"memory_mb": 100, "cpus": 1.0} if {"memory", "cpu"} <= set(cgroups.usable()) else {}
+    overtaken = made(tmp_path, "overtaken", **limits)
+    starting = asyncio.ensure_future(overtaken.start(snapshot=kept.reference))
+    for _ in range(turns):
+        # Something of it has gone on.
+        await asyncio.sleep(0.002)
+    await overtaken.stop()
+    with suppress(RuntimeFault):
+        await starting
+    assert not overtaken.root.exists()
+    assert groups_of("overtaken") == set()
+    assert str(overtaken.root) not in _command_lines()
+    assert [path.name for path in (tmp_path / "state/runtimes/local/sandboxes").iterdir()] == []
+
+
 # --- its limits
 
 
@@ -344,6 +367,39 @@ async def test_a_sandbox_that_runs_out_of_memory_is_told_so_and_goes_on(tmp_path
         assert (after.stdout, after.out_of_memory, after.message) == (b"on\n", False, "")
     finally:
         await runtime.stop()
+
+
+@pytest.mark.parametrize(
+    ("wishes", "megabytes"), [({}, 64), ({"kwargs": {"shm_mb": 3}}, 3), ({"memory_mb": 80}, 38)], ids=str
+)
+async def test_what_lies_in_memory_is_limited_and_leaves_room_for_a_grader(
+    tmp_path: Path, wishes: dict[str, Any], megabytes: int
+) -> None:
+    if "memory_mb" in wishes:
+        needs_groups("memory")
+    runtime = made(tmp_path, **wishes)
+    assert LocalRuntime.problems(runtime.spec, runtime.host) == []
+    await runtime.start()
+    try:
+        # Everything that is in memory and may be written to, also under a name that nobody thought of.
+        places = await prints(runtime, "awk '$3 == \"tmpfs\" { print $2 }' /proc/mounts")
+        writable = [place for place in places.split() if (await runtime.exec(["test", "-w", place], timeout_s=9)).ok]
+        assert writable == ["/dev/shm"]
+        filled = await runtime.exec("head -c 1G /dev/zero > /dev/shm/full", timeout_s=LONG_S)
+        assert (filled.ok, filled.out_of_memory) == (False, False)
+        assert "No space left on device" in filled.stderr_text
+        assert int(await prints(runtime, "stat -c %s /dev/shm/full")) >> 20 == megabytes
+        assert await prints(runtime, "python -c 'print(len(bytearray(10_000_000)))'") == "10000000"
+    finally:
+        await runtime.stop()
+
+
+@pytest.mark.parametrize("wish", [0, -1, True, "64", 1.5])
+def test_a_size_of_shared_memory_that_is_none_is_refused(wish: object) -> None:
+    host = Host(settings=settings("bubblewrap"))
+    spec = RuntimeSpec.parse({"backend": "local", "kwargs": {"shm_mb": wish}})
+    [problem] = LocalRuntime.problems(spec, host)
+    assert problem.startswith("kwargs.shm_mb: ")
 
 
 FILL = """
@@ -363,10 +419,20 @@ time.sleep(1000)
 """
 
 
-async def test_a_sandbox_full_of_processes_starts_no_more_and_goes_on(tmp_path: Path) -> None:
-    if os.geteuid() == 0:
+@pytest.fixture(params=["a control group", "a user namespace"])
+def counted_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What limits processes: as root, where there are no groups, users of the sandbox's own."""
+    if request.param == "a user namespace":
+        others = {name: place for name, place in cgroups.usable().items() if name != "pids"}
+        monkeypatch.setattr(cgroups, "usable", lambda: others)
+    elif os.geteuid() == 0:
         needs_groups("pids")
+
+
+@pytest.mark.usefixtures("counted_by")
+async def test_a_sandbox_full_of_processes_starts_no_more_and_goes_on(tmp_path: Path) -> None:
     runtime = made(tmp_path, max_processes=40)
+    assert runtime.isolation == "bubblewrap"
     assert LocalRuntime.problems(runtime.spec, runtime.host) == []
     await runtime.start()
     try:
@@ -379,11 +445,11 @@ async def test_a_sandbox_full_of_processes_starts_no_more_and_goes_on(tmp_path: 
                 (tmp_path / "got").rename(full)
         assert 30 <= int(full.read_text()) <= 60
         result = await runtime.exec("sleep 0 | sleep 0", timeout_s=5.0)
-        if os.geteuid() == 0:
+        if "pids" in cgroups.usable():
             assert result.kind is ExecKind.COULD_NOT_START
             assert "max_processes: 40" in result.message
         else:
-            # The first one comes to be, and none that it wants.
+            # Those that watch over it are not counted: the first one comes to be, and none that it wants.
             assert not result.ok
         assert await runtime.alive()
         filling.cancel()
@@ -394,9 +460,37 @@ async def test_a_sandbox_full_of_processes_starts_no_more_and_goes_on(tmp_path: 
         await runtime.stop()
 
 
-async def test_a_fork_bomb_ends_with_its_time(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("counted_by")
+async def test_two_sandboxes_do_not_count_each_others_processes(tmp_path: Path) -> None:
+    full, other = made(tmp_path, "full", max_processes=40), made(tmp_path, "other", max_processes=40)
+    await asyncio.gather(full.start(), other.start())
+    try:
+        filling = asyncio.ensure_future(full.exec(["python", "-c", FILL], timeout_s=LONG_S))
+        await until(lambda: filling.done() or (full.root / "session/full").exists())
+        assert not filling.done(), await filling
+        assert await prints(other, "for i in {1..20}; do sleep 1000 & done; jobs -p | wc -l") == "20"
+    finally:
+        await asyncio.gather(full.stop(), other.stop())
+
+
+@pytest.mark.usefixtures("counted_by")
+async def test_a_counted_sandbox_starts_from_a_snapshot_with_everybody_who_he_is(tmp_path: Path) -> None:
+    prepared = made(tmp_path, "prepared", max_processes=40)
+    await prepared.start()
+    await prints(prepared, "echo one > file; chmod 600 file")
+    kept = await prepared.snapshot("recipe")
+    await prepared.stop()
+    copy = made(tmp_path, "copy", max_processes=40)
+    await copy.start(snapshot=kept.reference)
+    assert await prints(copy, "cat file; stat -c %U file; echo two >> file; cat file") == "one\nagent\none\ntwo"
+    assert not (await copy.exec("cat /etc/shadow", timeout_s=LONG_S)).ok
     if os.geteuid() == 0:
-        needs_groups("pids")
+        assert (await copy.exec("id -u", user="4321", timeout_s=LONG_S)).stdout == b"4321\n"
+    await copy.stop()
+
+
+@pytest.mark.usefixtures("counted_by")
+async def test_a_fork_bomb_ends_with_its_time(tmp_path: Path) -> None:
     runtime = made(tmp_path, max_processes=40)
     await runtime.start()
     try:

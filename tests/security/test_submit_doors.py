@@ -10,10 +10,11 @@ import pytest
 from celery import Celery
 
 from polarq.celery import make_app
+from polarq.client import Client
 from polarq.contracts import Boundary, RolloutState, Task
 from polarq.errors import InvalidTask
 from polarq.testing.stack import LocalStack
-from tests.http.rig import running_shim
+from tests.http.rig import running_shim, topology_for
 from tests.worker.conftest import shell_task, write_scenario
 
 UPLOAD = {"type": "upload_file", "source": "/etc/hostname", "target": "/polar/session/x"}
@@ -31,6 +32,11 @@ SECURITY: dict[str, Any] = {"allowed_network_policies": ["proxy-only"], "max_gpu
 PATIENCE_S = 170.0
 
 
+def of_node0(problem: str) -> str:
+    """As it is told to whoever has another file than the node, or none."""
+    return problem.replace("of the topology", "of node0's topology")
+
+
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     home: Path = tmp_path_factory.mktemp("tight")
@@ -45,14 +51,23 @@ def test_a_client_refuses_it_with_one_line_per_problem(tight: LocalStack) -> Non
     assert list(refused.value.problems) == PROBLEMS
 
 
-async def test_the_shim_answers_422(tight: LocalStack) -> None:
-    sections = {"security": SECURITY | {"upload_roots": ["/uploads"]}}
+def test_so_does_one_that_has_nothing_but_the_address_of_redis(tight: LocalStack) -> None:
     keys = tight.client.ledger.calls.keys
-    async with running_shim(tight.client.ledger.url, keys, topology=sections) as rig:
+    with Client(topology_for(keys), tight.settings) as trainer, pytest.raises(InvalidTask) as refused:
+        trainer.submit(shell_task("door-trainer", "true", **FORBIDDEN))
+    assert list(refused.value.problems) == [of_node0(problem) for problem in PROBLEMS]
+
+
+@pytest.mark.parametrize(
+    "own", [{}, {"security": SECURITY | {"upload_roots": ["/uploads"]}}], ids=["no file", "another"]
+)
+async def test_the_shim_answers_422(tight: LocalStack, own: dict[str, Any]) -> None:
+    keys = tight.client.ledger.calls.keys
+    async with running_shim(tight.client.ledger.url, keys, topology=own) as rig:
         answer = await rig.http.post("/rollout/task/submit", json=shell_task("door-shim", "true", **FORBIDDEN))
     assert answer.status_code == 422
-    for problem in PROBLEMS:
-        assert problem.partition(": ")[2] in answer.text
+    told = [detail["msg"] for detail in answer.json()["detail"]]
+    assert told == [of_node0(problem).partition(": ")[2] for problem in PROBLEMS]
 
 
 def test_a_message_of_a_foreign_client_ends_with_it(tight: LocalStack) -> None:

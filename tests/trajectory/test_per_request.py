@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,30 +9,7 @@ import pytest
 from polarq.contracts import Completion, CompletionLabel, Reward, Trace, VersionSpan
 from polarq.trajectory.base import rewarded
 from polarq.trajectory.per_request import PerRequestBuilder
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def call(seq: int, prompt: list[int], sampled: list[int], **more: Any) -> Completion:
-    return Completion(
-        rollout_id="t.0",
-        attempt=1,
-        seq=seq,
-        completion_id=f"c{seq}",
-        requested_at=NOW,
-        answered_at=NOW,
-        latency_s=0,
-        dialect="openai_chat",
-        path="/v1/chat/completions",
-        request_digest="",
-        prompt_ids=prompt,
-        sampled_ids=sampled,
-        **{
-            "logprobs": [-0.5] * len(sampled),
-            "messages": [{"role": "user", "content": str(i)} for i in range(2 * seq + 1)],
-            **more,
-        },
-    )
+from tests.trajectory.calls import call
 
 
 def build(*calls: Completion) -> Any:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
-from polarq.errors import CannotBeKept, RuntimeFault
+from polarq.errors import CannotBeKept, DiskFull, RuntimeFault
 from polarq_worker.runtimes.base import Host, Snapshot
 from polarq_worker.runtimes.local import LocalRuntime
 from tests.durable import boxes
@@ -81,6 +81,14 @@ class UnkeptBox(SnapBox):
     async def snapshot(self, name: str) -> Snapshot:
         self.tell("unkept", self.runtime_id)
         raise CannotBeKept("its files name their own folder")
+
+
+class FullBox(SnapBox):
+    """Of a disk that has room for sandboxes, and for no snapshot."""
+
+    async def snapshot(self, name: str) -> Snapshot:
+        self.tell("full", self.runtime_id)
+        raise DiskFull("no space left on device")
 
 
 class OfflineBox(SnapBox):

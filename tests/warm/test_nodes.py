@@ -50,6 +50,10 @@ class Fleet:
         self.prepared_file.touch()
         self.gates = Gates(home / "gates")
         self.task_id = home.name.replace("_", "-")
+        self.submitted: list[str] = []
+
+    def submit(self, task: dict[str, Any]) -> None:
+        self.submitted.append(self.stack.client.submit(task).task_id)
 
     def runtime(self, command: str, box: str = "SnapBox", **more: Any) -> dict[str, Any]:
         prepare = [{"type": "exec", "command": f"echo x >> {self.prepared_file}; {command}"}]
@@ -64,6 +68,18 @@ class Fleet:
         ledger = self.stack.client.ledger
         return ledger.do(sandboxes_of(ledger.calls.keys, ["node0"]))
 
+    def wait_for_idle(self, number: int) -> list[SandboxRecord]:
+        """Returns the records of what waits when that many of this test's sandboxes do. What another one's recipes left
+        waiting, and what the node has not yet said of now, does not count."""
+        mine: list[SandboxRecord] = []
+
+        def waits() -> bool:
+            mine[:] = [one for one in self.records() if not one.rollout_id and Path(one.handle) in self.handles()]
+            return len(mine) >= number and self.stack.client.nodes()[0].pool.idle == number
+
+        wait_until(waits, PATIENCE_S)
+        return mine
+
     def handles(self) -> list[Path]:
         return [Path(f"{self.events_file}.{runtime_id}") for runtime_id in self.starts()]
 
@@ -72,13 +88,16 @@ class Fleet:
 def fleet(tmp_path: Path, stack: LocalStack) -> Iterator[Fleet]:
     made = Fleet(tmp_path, stack)
     yield made
+    # A test that failed leaves rollouts that nobody lets go on, and the next one's would wait for their places.
+    for task_id in made.submitted:
+        stack.client.cancel(task_id)
     for handle in made.handles():
         boxes.end(handle)
 
 
 def test_while_one_runs_the_next_ones_sandbox_is_made_and_its_result_says_so(fleet: Fleet) -> None:
     client, gates = fleet.stack.client, fleet.gates
-    client.submit(gates.task(fleet.task_id, 8, runtime=fleet.runtime("echo made > it")))
+    fleet.submit(gates.task(fleet.task_id, 8, runtime=fleet.runtime("echo made > it")))
     wait_until(lambda: sum(gates.starts().values()) == 1, PATIENCE_S)
     wait_until(lambda: client.nodes()[0].pool.idle == 2, PATIENCE_S)
     gates.open(*(f"{fleet.task_id}.{n}" for n in range(8)))
@@ -97,7 +116,7 @@ def test_while_one_runs_the_next_ones_sandbox_is_made_and_its_result_says_so(fle
 
 def test_a_prepare_that_fails_is_said_with_its_log_kept(fleet: Fleet) -> None:
     client = fleet.stack.client
-    client.submit(shell_task(fleet.task_id, "true", runtime=fleet.runtime("echo why >&2; false")))
+    fleet.submit(shell_task(fleet.task_id, "true", runtime=fleet.runtime("echo why >&2; false")))
     outcome = client.wait(fleet.task_id, PATIENCE_S).results[0].outcome
     assert (outcome.state, outcome.boundary, outcome.reason) == (
         RolloutState.FAILED,
@@ -110,10 +129,8 @@ def test_a_prepare_that_fails_is_said_with_its_log_kept(fleet: Fleet) -> None:
 
 def test_a_worker_that_is_killed_leaves_nothing_of_what_waited(fleet: Fleet) -> None:
     client, gates, worker = fleet.stack.client, fleet.gates, fleet.stack.workers["node0"]
-    client.submit(gates.task(fleet.task_id, 8, runtime=fleet.runtime("true", "LastingBox")))
-    wait_until(lambda: client.nodes()[0].pool.idle == 2, PATIENCE_S)
-    waiting = [record for record in fleet.records() if not record.rollout_id]
-    assert len(waiting) >= 2
+    fleet.submit(gates.task(fleet.task_id, 8, runtime=fleet.runtime("true", "LastingBox")))
+    waiting = fleet.wait_for_idle(2)
     assert all(boxes.alive(Path(record.handle)) for record in waiting), "or this test shows nothing"
     worker.signal(signal.SIGKILL)
     worker.wait(PATIENCE_S)
@@ -126,8 +143,8 @@ def test_a_worker_that_is_killed_leaves_nothing_of_what_waited(fleet: Fleet) -> 
 
 def test_a_worker_that_stops_leaves_nothing_of_what_waited(fleet: Fleet) -> None:
     client, gates = fleet.stack.client, fleet.gates
-    client.submit(gates.task(fleet.task_id, 8, runtime=fleet.runtime("true", "LastingBox")))
-    wait_until(lambda: client.nodes()[0].pool.idle == 2, PATIENCE_S)
+    fleet.submit(gates.task(fleet.task_id, 8, runtime=fleet.runtime("true", "LastingBox")))
+    fleet.wait_for_idle(2)
     client.cancel(fleet.task_id)
     fleet.stack.workers["node0"].stop()
     assert not any(boxes.alive(handle) for handle in fleet.handles())
@@ -142,7 +159,7 @@ def test_a_sandbox_is_used_again_after_a_rollout_that_went_well_and_only_then(fl
     runtime = fleet.runtime("true", reuse=True)
     origins = []
     for task_id, command in (("a", "exit 3"), ("b", "touch used"), ("c", "test -e used")):
-        client.submit(shell_task(task_id, command, runtime=runtime))
+        fleet.submit(shell_task(task_id, command, runtime=runtime))
         result = client.wait(task_id, PATIENCE_S).results[0]
         assert result.sandbox is not None
         origins.append((result.outcome.state.value, result.sandbox.origin))
@@ -159,7 +176,7 @@ def test_the_next_rollout_of_a_recipe_finds_the_port_free_that_the_last_ones_ser
     server = SERVER.format(port=free_port())
     # The port is the sandbox's for as long as the server lives, which is longer than the harness.
     command = f'{way} python3 -c "{server}" > said 2>&1 &\nuntil [ -s said ]; do sleep 0.05; done\ngrep -q mine said'
-    client.submit(shell_task(fleet.task_id, command, num_samples=3, runtime=fleet.runtime("true")))
+    fleet.submit(shell_task(fleet.task_id, command, num_samples=3, runtime=fleet.runtime("true")))
     results = client.wait(fleet.task_id, PATIENCE_S).results
     assert [one.outcome.state for one in results] == [RolloutState.COMPLETED] * 3
     assert {one.sandbox.origin for one in results if one.sandbox} <= {"cold", "snapshot", "warm"}
@@ -183,7 +200,7 @@ def test_a_fresh_sandbox_for_grading_comes_from_what_the_agents_recipe_left(flee
     task = shell_task(
         fleet.task_id, "echo yes > repo/it", num_samples=2, runtime=fleet.runtime(repository), evaluator=evaluator
     )
-    client.submit({**task, "agent": {"harness": "shell", "custom_shell": {"command": "echo yes > repo/it"}}})
+    fleet.submit({**task, "agent": {"harness": "shell", "custom_shell": {"command": "echo yes > repo/it"}}})
     results = client.wait(fleet.task_id, PATIENCE_S).results
     assert [(one.outcome.state, one.reward and one.reward.outcome) for one in results] == [
         (RolloutState.COMPLETED, 1.0)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from polarq_worker.stages.prepare import PrepareFailed
+from polarq_worker.warm.notes import Note
 from polarq_worker.warm.snapshots import RecipeChanged
 from tests.warm.conftest import Rig, run, until
 
@@ -133,6 +134,53 @@ async def test_a_snapshot_that_somebody_removed_is_made_again(rig: Rig) -> None:
     member = await rig.take(recipe)
     assert (member.origin, rig.prepared) == ("cold", 2)
     assert await run(member.runtime, "cat it") == "made\n"
+
+
+async def test_without_room_for_a_snapshot_rollouts_go_on_and_it_is_said_once(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = await rig.recipe("echo made > it", box="FullBox")
+    members = await asyncio.gather(*(rig.take(recipe) for _ in range(3)))
+    assert [await run(member.runtime, "cat it") for member in members] == ["made\n"] * 3
+    assert [member.origin for member in members] == ["cold"] * 3
+    assert await rig.made_ahead(recipe, recipe) == 2
+    assert (await rig.take(recipe)).origin == "warm"
+    assert len(rig.events("full")) == 1
+    tried = rig.events("full")[0][0]
+    assert rig.prepared == 1 + len(members) + 2
+    lines = (rig.home / "events").read_text().splitlines()
+    assert lines.index(f"stop {tried}") < min(lines.index(f"start r{n} nothing online") for n in (1, 2, 3))
+    assert len([record for record in caplog.records if "prepared for each rollout" in record.getMessage()]) == 1
+    assert list((rig.home / "runtimes/recipes").iterdir()) == []
+
+
+async def test_notes_of_what_a_killed_worker_never_made_go_and_others_stay(rigs: Callable[..., Rig]) -> None:
+    first = rigs()
+    recipe = await first.recipe("echo made > it")
+    await first.take(recipe)
+    await first.aclose()
+    first.started.clear()
+    folder = first.home / "runtimes/recipes"
+    of_nothing = Note(runtime="tests.warm.boxes:SnapBox")
+    (folder / "1234.json").write_text(of_nothing.model_dump_json())
+    (folder / "5678.part").write_text("{")
+    (folder / "of-another.json").write_text(Note(runtime="tests.no_such.box:Box").model_dump_json())
+    second = rigs()
+    await second.warm.snapshots.settle()
+    assert sorted(path.name for path in folder.iterdir()) == sorted([f"{recipe.key}.json", "of-another.json"])
+    assert (await second.take(recipe)).origin == "snapshot"
+
+
+async def test_a_worker_that_starts_makes_room_at_once(rigs: Callable[..., Rig]) -> None:
+    first = rigs()
+    recipe = await first.recipe("head -c 3000000 /dev/zero > it")
+    await first.take(recipe)
+    await first.aclose()
+    first.started.clear()
+    second = rigs(snapshots_mb=1)
+    await second.warm.snapshots.settle()
+    await until(lambda: list((second.home / "runtimes/recipes").iterdir()) == [])
+    assert list((second.home / "runtimes/SnapBox").iterdir()) == []
 
 
 async def test_files_that_change_while_they_are_uploaded_make_no_snapshot(rig: Rig) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from polarq.settings import Settings
 from polarq.store.artifacts import ArtifactStore
 from polarq.topology import Topology
 from polarq.topology.artifacts import ArtifactsSection
+from polarq_worker.artifact_names import Names
 from polarq_worker.artifacts import LISTED, Collector
 from polarq_worker.collected import settle_leftovers
 from polarq_worker.runtimes.base import Host
@@ -70,9 +73,11 @@ async def collected(
     *specs: ArtifactSpec,
     limits: ArtifactsSection | None = None,
     isolation: str = "auto",
+    root: Path | None = None,
 ) -> Collector:
     host = Host(settings=settings(isolation))
-    runtime = LocalRuntime(RuntimeSpec(backend="local"), runtime_id="collected", root=tmp_path / "root", host=host)
+    root = root or tmp_path / "root"
+    runtime = LocalRuntime(RuntimeSpec(backend="local"), runtime_id="collected", root=root, host=host)
     await runtime.start()
     try:
         result = await runtime.exec(script, timeout_s=LONG_S)
@@ -85,12 +90,35 @@ async def collected(
 
 
 async def test_tiny_files_without_end_end_at_the_limit(tmp_path: Path, store: ArtifactStore) -> None:
-    script = "mkdir many; cd many; seq 40000 | xargs -n 5000 touch"
+    script = "mkdir many; cd many; seq 300000 | xargs -n 5000 touch"
     limits = ArtifactsSection(max_files=200)
-    made = await collected(tmp_path, store, script, ArtifactSpec(path="many"), limits=limits)
-    (folder,) = made.artifacts
-    assert (folder.name, folder.files) == ("many.tar", 200)
-    assert "more than the 200 files" in folder.problem
+    # In memory, where it takes seconds; on a busy disk, minutes.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        specs = [ArtifactSpec(path="many")]
+        made = await collected(tmp_path, store, script, *specs, limits=limits, root=Path(folder) / "root")
+    (many,) = made.artifacts
+    assert (many.name, many.files) == ("many.tar", 200)
+    assert "more than the 200 files" in many.problem
+
+
+async def test_no_two_files_share_the_name_that_they_are_stored_under(tmp_path: Path, store: ArtifactStore) -> None:
+    script = r"mkdir out; echo in > out/in; echo mine > out.tar; echo x > $'q\nb'; echo y > 'q\nb'"
+    specs = [ArtifactSpec(path=path) for path in ("out", "out.tar", "*.tar", "q*")]
+    made = await collected(tmp_path, store, script, *specs)
+    names = [one.name for one in made.artifacts]
+    assert names == ["out.tar", "out~2.tar", "q\\nb", "q\\nb~2"]
+    assert len({one.where for one in made.artifacts}) == len(names)
+    with tarfile.open(made.artifacts[0].where) as archive:
+        assert "./in" in archive.getnames()
+    assert [Path(one.where).read_text() for one in made.artifacts[1:]] == ["mine\n", "x\n", "y\n"]
+
+
+def test_a_name_is_changed_where_it_is_taken_and_nowhere_else() -> None:
+    names = Names()
+    taken = ["a", "a", "a/b", "a/c", "c/d.txt", "c", "c/d.txt", "c/d~2.txt", ".env", ".env"]
+    assert [names.take(name) for name in taken] == [
+        "a", "a~2", "a~3/b", "a~3/c", "c/d.txt", "c~2", "c/d~2.txt", "c/d~2~2.txt", ".env", ".env~2",
+    ]  # fmt: skip
 
 
 async def test_a_pattern_of_odd_names_brings_each_and_runs_nothing(tmp_path: Path, store: ArtifactStore) -> None:

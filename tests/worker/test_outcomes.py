@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from polarq.contracts import (
@@ -15,8 +17,12 @@ from polarq.contracts import (
     StepReport,
     Trajectory,
 )
+from polarq.contracts.endings import Ending, EndingRule
+from polarq.contracts.require import Require
 from polarq.store.grants import GrantUse
-from polarq_worker.outcomes import final_outcome, harness_outcome, worth_scoring
+from polarq_worker.harnesses.verdicts import CallsSeen, verdict_of
+from polarq_worker.outcomes import StageFailed, failed, faithful, final_outcome, harness_outcome, worth_scoring
+from tests.trajectory.calls import call
 
 S = RolloutState
 B = Boundary
@@ -78,9 +84,86 @@ def test_only_the_policys_own_doing_with_tokens_and_a_due_reward_is_trainable(
     outcome: Outcome, tokens: int, reward: float | None, scored: bool, trainable: bool
 ) -> None:
     verdict = None if reward is None else Reward(outcome=reward, evaluator="e")
-    assert final_outcome(outcome, trajectory(tokens), verdict, scored=scored).trainable is trainable
+    assert final_outcome(outcome, trajectory(tokens), verdict, {}, scored=scored)[0].trainable is trainable
 
 
 def test_a_rollout_without_model_calls_says_so() -> None:
-    outcome = final_outcome(Outcome(state=S.COMPLETED), trajectory(0), Reward(outcome=0, evaluator="e"), scored=True)
+    verdict = Reward(outcome=0, evaluator="e")
+    outcome, _ = final_outcome(Outcome(state=S.COMPLETED), trajectory(0), verdict, {}, scored=True)
     assert (outcome.reason, outcome.trainable) == ("no_model_calls", False)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ending"),
+    [
+        (Outcome(state=S.COMPLETED), Ending.COMPLETED),
+        (Outcome(state=S.COMPLETED, reason="no_trainable_tokens"), Ending.COMPLETED),
+        (Outcome(state=S.FAILED, boundary=B.HARNESS, reason="harness_exited"), Ending.AGENT_FAILED),
+        (Outcome(state=S.TIMED_OUT, boundary=B.HARNESS, reason="agent_timeout"), Ending.AGENT_TIMED_OUT),
+        (Outcome(state=S.FAILED, boundary=B.HARNESS, reason="answer_cut"), Ending.TRUNCATED),
+        (Outcome(state=S.FAILED, boundary=B.HARNESS, reason="context_overflow"), Ending.OVERFLOW),
+        (Outcome(state=S.FAILED, boundary=B.HARNESS, reason="invalid_tool_call"), Ending.PARSER_INVALID_CALL),
+        (Outcome(state=S.FAILED, boundary=B.MODEL, reason="model_failed"), Ending.MODEL_ERROR),
+        (Outcome(state=S.TIMED_OUT, boundary=B.PREPARE, reason="prepare_timeout"), Ending.RUNTIME),
+        (Outcome(state=S.FAILED, boundary=B.EVALUATOR, reason="evaluator_failed"), Ending.EVALUATOR),
+        (Outcome(state=S.FAILED, boundary=B.STORE, reason="result_not_storable"), Ending.NODE),
+        (Outcome(state=S.FAILED, boundary=B.BUILDER, reason="fidelity"), Ending.FIDELITY),
+        (Outcome(state=S.FAILED, boundary=B.TASK, reason="unusable_task"), Ending.TASK),
+        (Outcome(state=S.CANCELLED, boundary=B.CONTROL, reason="cancelled"), Ending.CANCELLED),
+        (Outcome(state=S.CANCELLED, boundary=B.CONTROL, reason="early_stop"), Ending.EARLY_STOPPED),
+    ],
+)
+def test_an_outcome_is_one_kind_of_end(outcome: Outcome, ending: Ending) -> None:
+    assert outcome.ending is ending
+
+
+def test_a_rules_reward_counts_in_place_of_the_verdict_which_stays_in_its_report() -> None:
+    outcome = Outcome(state=S.TIMED_OUT, boundary=B.HARNESS, reason="agent_timeout")
+    rules = {Ending.AGENT_TIMED_OUT: EndingRule(use="train", reward=-1.0)}
+    ended, reward = final_outcome(outcome, trajectory(), Reward(outcome=1.0, evaluator="e"), rules, scored=True)
+    assert ended.trainable
+    assert reward is not None
+    assert (reward.outcome, reward.report["ending"], reward.report["verdict"]["outcome"]) == (
+        -1.0,
+        "agent_timed_out",
+        1.0,
+    )
+    ended, reward = final_outcome(outcome, trajectory(0), None, rules, scored=True)
+    assert (ended.trainable, reward) == (False, None), "nothing was sampled, so there is nothing to train on"
+
+
+def test_a_masked_end_keeps_its_verdict_and_is_not_trained_on() -> None:
+    outcome, verdict = Outcome(state=S.FAILED, boundary=B.HARNESS), Reward(outcome=1.0, evaluator="e")
+    rules = {Ending.AGENT_FAILED: EndingRule(use="mask")}
+    assert final_outcome(outcome, trajectory(), verdict, rules, scored=True) == (outcome, verdict)
+
+
+@pytest.mark.parametrize(
+    ("fields", "invalid"),
+    [
+        ({"reply": {"content": "<tool_call>\n{..."}, "finish_reason": "stop"}, True),
+        ({"reply": {"content": "so:\n  <function=look>"}, "finish_reason": "stop"}, True),
+        ({"reply": {"content": "I call it"}, "finish_reason": "tool_calls"}, True),
+        ({"reply": {"content": "one writes\n```\n<tool_call>\n```\nso"}, "finish_reason": "stop"}, False),
+        ({"reply": {"content": "with <tool_call> in it"}, "finish_reason": "stop"}, False),
+        ({"reply": {"content": "<tool_call>", "tool_calls": [{"id": "a"}]}, "finish_reason": "tool_calls"}, False),
+    ],
+)
+def test_a_last_answer_that_was_to_be_a_call_and_is_none_is_told(fields: dict[str, Any], invalid: bool) -> None:
+    seen = CallsSeen(sampled=1, last=call(0, [1], [2], **fields))
+    verdict = verdict_of(report(ExecKind.EXITED, 0), seen)
+    assert (verdict is not None and verdict.reason == "invalid_tool_call") is invalid
+
+
+def test_a_trajectory_that_misses_what_its_task_requires_ends_the_rollout() -> None:
+    whole, half, require = trajectory(4), trajectory(4, 2), Require(trainable_fraction=1)
+    completed = Outcome(state=S.COMPLETED)
+    faithful(require, completed, whole)
+    with pytest.raises(StageFailed) as missed:
+        faithful(require, completed, half)
+    outcome = missed.value.outcome
+    assert (outcome.state, outcome.boundary, outcome.reason) == (S.FAILED, B.BUILDER, "fidelity")
+    assert "trainable_fraction is 0.5, at least 1 is required" in outcome.message
+    assert not outcome.trainable
+    # A failure that is not the policy's doing says more.
+    faithful(require, failed(B.MODEL, "model_failed", "why").outcome, half)

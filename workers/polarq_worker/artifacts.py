@@ -23,6 +23,7 @@ from polarq.contracts.sandbox import ExecCategory
 from polarq.errors import ArtifactsUnavailable, RuntimeFault
 from polarq.store.artifacts import CHUNK, ArtifactStore
 from polarq.topology.artifacts import ArtifactsSection
+from polarq_worker.artifact_names import Names
 from polarq_worker.runtimes import confined
 from polarq_worker.runtimes.base import SESSION_DIR, Runtime
 from polarq_worker.runtimes.confined import Progress
@@ -69,6 +70,9 @@ class Collector:
         self._bytes_left = limits.max_bytes
         self._files_left = limits.max_files
         self._numbers = itertools.count()
+        self._names = Names()
+        self._stored: set[str] = set()
+        """Paths in the sandbox, as they were asked for: a file that two patterns name comes once."""
         self._waiting: list[ArtifactSpec] = []
         self._session = SESSION_DIR
         """Where the session directory lies, as programs in the sandbox see it."""
@@ -105,7 +109,7 @@ class Collector:
             problem = " ".join(str(exc).split())
         for path in sorted(await _in_thread(_files_in, copy)):
             relative = os.fsdecode(os.path.relpath(path, copy))
-            await self._keep(path, f"{name}/{relative}", kind="log")
+            await self._keep(path, f"{name}/{relative}", "", kind="log")
         if problem:
             self._say(Artifact(name=name, kind="log", problem=problem))
 
@@ -129,6 +133,8 @@ class Collector:
             await self._take_path(runtime, path, left, files, named=spec.required or spec.is_pattern or lost)
 
     async def _take_path(self, runtime: Runtime, path: str, max_bytes: int, max_files: int, *, named: bool) -> None:
+        if path in self._stored:
+            return
         name, copy = self._name(path), await self._new_scratch()
         try:
             await runtime.get_file(path, copy, max_bytes)
@@ -138,7 +144,7 @@ class Collector:
             await _in_thread(_unlink, copy)
             await self._take_folder(runtime, path, max_bytes, max_files, why_no_file if named else None)
         else:
-            await self._keep(copy, name)
+            await self._keep(copy, name, path)
 
     async def _take_folder(
         self, runtime: Runtime, path: str, max_bytes: int, max_files: int, otherwise: RuntimeFault | None
@@ -165,6 +171,7 @@ class Collector:
         await self._keep(
             archive,
             f"{name}.tar",
+            path,
             kind="folder",
             files=files,
             refused=refused,
@@ -172,13 +179,16 @@ class Collector:
             problem=problem,
         )
 
-    async def _keep(self, file: Path, name: str, **facts: Any) -> None:
+    async def _keep(self, file: Path, name: str, path: str, **facts: Any) -> None:
+        """Stores a file of ours, that or the archive of what the sandbox has at `path`."""
+        name = self._names.take(name)
         try:
             size, sha256 = await _in_thread(_sum, file)
             where = await _in_thread(self._store.put, self._rollout_id, self._token, name, file)
         except (ArtifactsUnavailable, OSError) as exc:
             self._say(Artifact(**{**facts, "name": printable(name), "problem": _line(exc)}))
             return
+        self._stored.add(path)
         self._bytes_left -= size
         self._files_left -= max(1, facts.get("files", 1))
         self._say(Artifact(name=printable(name), size=size, sha256=sha256, where=where, **facts))

@@ -105,6 +105,7 @@ def summary_of(result: RolloutResult) -> RolloutSummary:
         traces=fidelity.traces if fidelity else 0,
         sampled_tokens=fidelity.sampled_tokens if fidelity else 0,
         trainable_tokens=fidelity.trainable_tokens if fidelity else 0,
+        fidelity=fidelity.counts() if fidelity else {},
         versions=result.versions,
         timing=result.timing,
     )

@@ -45,5 +45,11 @@ def _masked(trajectory: Trajectory, stop: EarlyStop) -> Trajectory:
 def _masked_trace(trace: Trace) -> Trace:
     nothing = len(trace.response_ids)
     return trace.model_copy(
-        update={"loss_mask": [0] * nothing, "logprobs": [0.0] * nothing, "weight": 0.0, "untrainable": EARLY_STOP}
+        update={
+            "loss_mask": [0] * nothing,
+            "logprobs": [0.0] * nothing,
+            "turns": [turn.model_copy(update={"untrainable": turn.untrainable or EARLY_STOP}) for turn in trace.turns],
+            "weight": 0.0,
+            "untrainable": EARLY_STOP,
+        }
     )

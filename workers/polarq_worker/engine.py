@@ -21,7 +21,7 @@ from polarq_worker.collected import settle
 from polarq_worker.commit import Finished, commit, summary_of
 from polarq_worker.early_stop import stopped_early, was_told_to_stop
 from polarq_worker.lease import Lease, steady_s
-from polarq_worker.outcomes import one_line
+from polarq_worker.outcomes import one_line, worth_replacing
 from polarq_worker.services import Services
 from polarq_worker.walk import LeaseLost, Walk
 
@@ -180,6 +180,10 @@ class Engine:
             return None
         if held.stopped is Stop.RELEASE and result.outcome.state is RolloutState.CANCELLED:
             return (await to_its_end(self._give_back(claim, result)))[0]
+        if held.stopped is None and worth_replacing(claim, result.outcome):
+            why = f"replaced: {result.outcome.ending.value} ({result.outcome.message})"
+            log.warning("rollout %s: attempt %d is %s", claim.rollout_id, claim.attempt, why)
+            return (await to_its_end(self._give_back(claim, result, counted=True, reason=why)))[0]
         return result
 
     async def _give_back(

@@ -1,4 +1,7 @@
-"""The deployment's limits, by which this worker takes work: published at its start, learnt anew with each heartbeat."""
+"""The deployment's limits, by which this worker takes work: published at its start, learnt anew with each heartbeat.
+
+With them it says what it lets tasks ask for, so that a task that asks for more is refused where it is submitted.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import logging
 
 from polarq.ledger import AsyncLedger
 from polarq.ledger.limits import publish, published
+from polarq.ledger.rules import say_rules
 from polarq.topology import Topology
 from polarq.topology.models import RunShare
+from polarq.topology.rules import Rules
 
 log = logging.getLogger("polarq.worker.limits")
 
@@ -19,6 +24,7 @@ class Limits:
         self._ledger = ledger
         self._own = topology.limits
         self._node_id = node_id
+        self._rules = Rules.of(topology)
         self._version: int | None = None
         self.runs: dict[str, RunShare] = dict(topology.limits.runs)
 
@@ -29,6 +35,8 @@ class Limits:
 
     async def step(self) -> None:
         """Goes by what the ledger says now. Raises `LedgerUnavailable`."""
+        # Said again each time: a Redis that lost what it had gets it back.
+        await self._ledger.do(say_rules(self._ledger.calls.keys, self._node_id, self._rules))
         now = await self._ledger.do(published(self._ledger.calls.keys, self._own))
         if now.version == self._version:
             return

@@ -202,6 +202,7 @@ class NodeService:
             log.warning("cleared the sandboxes of a worker that was killed: %s", ", ".join(cleared))
         # After their logs were kept.
         await self.sweeper.at_start()
+        await self.warm.snapshots.settle()
         for task_id in await commit_leftovers(self.spool, self.ledger, self.topology.gateway.lease_s):
             await asyncio.to_thread(self.telling.tell, task_id)
         dropped = await settle_leftovers(services.collecting_dir, services.artifacts, self.ledger)

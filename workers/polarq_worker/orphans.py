@@ -12,13 +12,13 @@ import logging
 import socket
 from collections.abc import Collection, Sequence
 
-from polarq import registry
 from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.errors import LedgerUnavailable, PolarqError, UnknownPlugin
 from polarq.ledger import AsyncLedger, Claim
 from polarq.ledger.sandboxes import drop_sandbox, of_no_use, sandboxes_of
 from polarq.topology import Topology
 from polarq_worker.runtimes.base import Runtime
+from polarq_worker.runtimes.create import runtime_named
 
 log = logging.getLogger("polarq.worker.orphans")
 
@@ -98,7 +98,7 @@ class Orphans:
     async def _stopped(self, record: SandboxRecord) -> bool:
         try:
             async with asyncio.timeout(_STOP_S):
-                await self._plugin(record).stop_orphan(record)
+                await runtime_named(record.runtime, self._allowed).stop_orphan(record)
         except TimeoutError:
             log.error("sandbox %s (%s) was not stopped within %g s", record.runtime_id, record.runtime, _STOP_S)
             return False
@@ -116,12 +116,3 @@ class Orphans:
             return False
         await self._ledger.do(drop_sandbox(self._keys, record))
         return True
-
-    def _plugin(self, record: SandboxRecord) -> type[Runtime]:
-        by_path = ":" in record.runtime or "." in record.runtime
-        found = (
-            registry.imported(record.runtime, self._allowed) if by_path else registry.plugin("runtimes", record.runtime)
-        )
-        if not issubclass(found, Runtime):
-            raise UnknownPlugin(f"runtime '{record.runtime}' is not a polarq runtime class")
-        return found

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from polarq.contracts.rollout import Boundary, ExecKind, HarnessReport, Outcome, Reward, RolloutState, StepReport
+from polarq.contracts.endings import Ending, EndingRule, Use, rule_for
+from polarq.contracts.require import Require
+from polarq.contracts.rollout import (
+    MISSES_FIDELITY,
+    Boundary,
+    ExecKind,
+    HarnessReport,
+    Outcome,
+    Reward,
+    RolloutState,
+    StepReport,
+)
 from polarq.contracts.trajectory import Trajectory
 from polarq.errors import DiskFull, OutOfMemory, SandboxLost
+from polarq.ledger import Claim
 from polarq.store.grants import GrantUse
 from polarq_worker.harnesses.verdicts import Verdict
 
@@ -125,13 +139,48 @@ def worth_scoring(outcome: Outcome, trajectory: Trajectory) -> bool:
     return outcome.boundary is Boundary.HARNESS and trajectory.fidelity.sampled_tokens > 0
 
 
-def final_outcome(outcome: Outcome, trajectory: Trajectory, reward: Reward | None, *, scored: bool) -> Outcome:
-    """The outcome with its trainable flag: trainable tokens, the policy's own doing, and a reward where one was due."""
-    own_doing = outcome.state is RolloutState.COMPLETED or outcome.boundary is Boundary.HARNESS
+def faithful(require: Require, outcome: Outcome, trajectory: Trajectory) -> None:
+    """Raises `StageFailed` for a trajectory that misses what its task requires, unless the rollout has failed for what
+    is not the policy's doing: that says more."""
+    missed = require.missed(trajectory.fidelity)
+    if missed and worth_scoring(outcome, trajectory):
+        raise failed(
+            Boundary.BUILDER, MISSES_FIDELITY, f"the trajectory misses what the task requires: {'; '.join(missed)}"
+        )
+
+
+def final_outcome(
+    outcome: Outcome,
+    trajectory: Trajectory,
+    reward: Reward | None,
+    rules: Mapping[Ending, EndingRule],
+    *,
+    scored: bool,
+) -> tuple[Outcome, Reward | None]:
+    """The outcome with its trainable flag (trainable tokens, an end whose rule is to train, and a reward where one was
+    due), and the reward that counts: the rule's, where it has one."""
     tokens = trajectory.fidelity.trainable_tokens > 0
     reason = outcome.reason
     if outcome.state is RolloutState.COMPLETED and not tokens:
         reason = "no_model_calls" if trajectory.fidelity.calls == 0 else "no_trainable_tokens"
-    return outcome.model_copy(
-        update={"trainable": own_doing and tokens and (reward is not None or not scored), "reason": reason}
-    )
+    rule = rule_for(outcome.ending, rules)
+    trained = rule.use is Use.TRAIN and tokens
+    if trained and rule.reward is not None:
+        reward = _by_rule(rule.reward, outcome.ending, reward)
+    trainable = trained and (reward is not None or not scored)
+    return outcome.model_copy(update={"trainable": trainable, "reason": reason}), reward
+
+
+def _by_rule(value: float, ending: Ending, verdict: Reward | None) -> Reward:
+    """The evaluator's verdict stays in the report."""
+    report: dict[str, Any] = {"ending": ending.value}
+    if verdict is not None:
+        report["verdict"] = verdict.model_dump(mode="json")
+    return Reward(outcome=value, evaluator="endings", report=report)
+
+
+def worth_replacing(claim: Claim, outcome: Outcome) -> bool:
+    """Whether this attempt's end is one that its task wants run again, and may be."""
+    task = claim.task
+    replaced = claim.attempt - 1 - len(claim.losses)
+    return rule_for(outcome.ending, task.endings).use is Use.REPLACE and replaced < task.max_replacements

@@ -42,6 +42,7 @@ from polarq_worker.outcomes import (
     OF_OTHERS,
     StageFailed,
     failed,
+    faithful,
     final_outcome,
     harness_outcome,
     is_full,
@@ -163,10 +164,11 @@ class Walk:
             trajectory = await self._build()
             outcome = self._harness_outcome(harness, trajectory)
             outcome = await asyncio.to_thread(on_full_disk, outcome, runtime.root)
+            faithful(self.task.require, outcome, trajectory)
             if evaluator is not None and worth_scoring(outcome, trajectory):
                 await self._enter(RolloutState.EVALUATING)
                 await self._evaluate(evaluator, runtime, baseline)
-            return final_outcome(outcome, self.trajectory or trajectory, self.reward, scored=evaluator is not None)
+            return self._final(outcome, self.trajectory or trajectory, scored=evaluator is not None)
 
     def _plugins(self) -> tuple[Harness, Evaluator | None]:
         """The task's plug-ins, before anything is started: a name that is not installed costs no sandbox."""
@@ -206,6 +208,7 @@ class Walk:
             env=harness_env(
                 self.task,
                 rollout_id=self.rollout_id,
+                fencing_token=self.claim.token,
                 base_url=base_url,
                 api_key=secret,
                 layout=runtime.layout,
@@ -277,6 +280,12 @@ class Walk:
                     raise DiskFull("the disk of the sandbox was full when it was graded: that it failed says nothing")
                 self.trajectory = rewarded(self.trajectory, reward)
                 self.reward = reward
+
+    def _final(self, outcome: Outcome, trajectory: Trajectory, *, scored: bool) -> Outcome:
+        outcome, reward = final_outcome(outcome, trajectory, self.reward, self.task.endings, scored=scored)
+        if reward is not None and reward is not self.reward:
+            self.trajectory, self.reward = rewarded(trajectory, reward), reward
+        return outcome
 
     async def _enter(self, state: RolloutState) -> None:
         answer = await self.services.patience.until_answered(lambda: self._advanced(state))

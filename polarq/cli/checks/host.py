@@ -65,6 +65,12 @@ def _local(deployment: Deployment) -> Iterator[Finding]:
     open_to_all = "sandboxes share this machine's files, users and network"
     if asked == {"none"}:
         yield ok(part, f"works; isolation is none: {open_to_all}")
+    elif not why_not and not bubblewrap.limits_tmpfs():
+        fact = "works; sandboxes are isolated by bubblewrap, but this one cannot limit their /dev/shm"
+        yield warn(part, fact, f"to limit it: {bubblewrap.INSTALL}")
+    elif not why_not and not bubblewrap.own_users():
+        fact = "works; sandboxes are isolated by bubblewrap; their processes are limited by control groups only"
+        yield warn(part, fact, "let the worker make control groups of pids, or user namespaces")
     elif not why_not:
         yield ok(part, "works; sandboxes are isolated by bubblewrap")
     elif "bubblewrap" in asked:

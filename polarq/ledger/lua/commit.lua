@@ -1,7 +1,7 @@
 -- KEYS task, rollout, leases, events, tasks
 -- ARGV rollout_id, token, state, summary, events_max, task_id, stem, keep_s, reward ('' for none),
---   '1' when it is usable, the summary of what an early stop ends before it began, and of a payload that has to be
---   here its stem and how many chunks it has
+--   '1' when it is usable, the summary of what an early stop ends before it began, what the run's counters of fidelity
+--   grow by, and of a payload that has to be here its stem and how many chunks it has
 local task, rollout, leases, events, tasks = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local rollout_id, token, to, max, task_id = ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[6]
 local r = redis.call('HMGET', rollout, 'state', 'token', 'owner')
@@ -14,8 +14,8 @@ if ENDS[r[1]] then
 end
 if r[2] ~= token or not may(r[1], to) or r[1] == 'queued' then return {'lost', r[1]} end
 -- A failover may have lost what was written before it.
-for chunk = 0, tonumber(ARGV[13] or 0) - 1 do
-  if redis.call('EXISTS', ARGV[12] .. ':' .. chunk) == 0 then return {'missing'} end
+for chunk = 0, tonumber(ARGV[14] or 0) - 1 do
+  if redis.call('EXISTS', ARGV[13] .. ':' .. chunk) == 0 then return {'missing'} end
 end
 local now = now_ms()
 redis.call('HSET', rollout, 'state', to, 'summary', ARGV[4], 'ended_ms', now)
@@ -23,6 +23,9 @@ redis.call('HDEL', rollout, 'lease_ms', 'grant')
 be_over(leases, task, rollout_id)
 redis.call('HINCRBY', task, to, 1)
 touch(task, tasks, task_id, now)
+local totals = beside(events, 'run-fidelity:' .. redis.call('HGET', task, 'run_id'))
+for name, count in pairs(cjson.decode(ARGV[12])) do redis.call('HINCRBY', totals, name, string.format('%d', count)) end
+redis.call('EXPIRE', totals, ARGV[8])
 local reward = cjson.null
 if ARGV[9] ~= '' then reward = tonumber(ARGV[9]) end
 emit(events, max, 'session.state_changed', {task_id = task_id, session_id = rollout_id, status = to, node_id = r[3],

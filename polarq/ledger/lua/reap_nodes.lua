@@ -6,6 +6,7 @@ local noticed = {}
 local function forget_node(id)
   redis.call('HDEL', nodes, id)
   redis.call('ZREM', lost, id)
+  redis.call('HDEL', beside(nodes, 'rules'), id)
   redis.call('DEL', beside(nodes, 'node-flags:' .. id))
   local left = redis.call('HKEYS', beside(nodes, 'sandboxes:' .. id))
   if #left > 0 then

@@ -138,7 +138,10 @@ class Bench:
     def cancel_at(self, name: str, tokens: int) -> None:
         """Cancels a rollout once its second call has been answered so many tokens of."""
         deadline = time.monotonic() + WAIT_S
-        while not any(call["turn_index"] and len(call["sampled_ids"]) >= tokens for call in self._sampled(name)):
+        second = self.scenario.before + 1
+        while not any(
+            call["turn_index"] >= second and len(call["sampled_ids"]) >= tokens for call in self._sampled(name)
+        ):
             if time.monotonic() > deadline or self.stack.client.head(name).state.terminal:
                 return
             time.sleep(0.1)  # of another program, which tells nobody

@@ -75,6 +75,8 @@ class ProgramScenario(Contract):
     harness: str
     agent: dict[str, Any] = {}
     turns: tuple[Turn, ...] = Field(min_length=2)
+    before: int = Field(0, ge=0)
+    """Answers of a model that the program makes up and puts before the first one (examples in its prompt)."""
     dialects: dict[str, DialectScript] = {}
     side: list[SideKind] = []
     """Kinds of side traffic that a task of two turns brings."""
@@ -104,7 +106,8 @@ class ProgramScenario(Contract):
 
     def scenario(self) -> Scenario:
         """The scripts of all checks: a task asks for one by `[script: NAME]`."""
-        first, last = self.turns[:-1], self.turns[-1]
+        made_up = (Turn(content="Never asked for."),) * self.before
+        first, last = (*made_up, *self.turns[:-1]), self.turns[-1]
 
         def ends(name: str, fault: Fault) -> Script:
             return Script(name=name, turns=(*first, last.model_copy(update={"fault": fault})))
@@ -112,8 +115,8 @@ class ProgramScenario(Contract):
         return Scenario(
             name=self.harness,
             scripts=(
-                Script(name="works", turns=self.turns),
-                Script(name="model_error", turns=self.turns, fault=HttpStatus(kind="http_status", status=500)),
+                Script(name="works", turns=(*first, last)),
+                Script(name="model_error", turns=(*first, last), fault=HttpStatus(kind="http_status", status=500)),
                 ends("overflow", HttpStatus(kind="http_status", status=400, message=OVERFLOW)),
                 ends("busy", HttpStatus(kind="http_status", status=429, retry_after_s=1, times=1)),
                 ends("cut", CutAfterTokens(kind="cut_after_tokens", after_tokens=CUT_TOKENS, times=1)),

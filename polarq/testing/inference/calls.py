@@ -17,7 +17,8 @@ class SampledCall:
     `aborted` is set when the client went away, or the engine aborted, before the last token; `sampled_ids` are then
     those sampled until that moment. `hung_up` is set when it was the client (or the server's own stop). `delivered` is
     set when the whole answer was written to the connection. `request_digest` is the SHA-256 of the request's body:
-    the same for requests that are byte for byte the same; `user` is the body's field of that name.
+    the same for requests that are byte for byte the same; `user` is the body's field of that name; `images` are the
+    SHA-256 sums of the pictures in its messages.
     """
 
     request_id: str
@@ -29,6 +30,7 @@ class SampledCall:
     prompt_ids: tuple[int, ...]
     request_digest: str = ""
     user: str | None = None
+    images: tuple[str, ...] = ()
     started_at: float = field(default_factory=time.time)
     sampled_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

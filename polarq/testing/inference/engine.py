@@ -17,6 +17,7 @@ from polarq.testing.inference import faults
 from polarq.testing.inference.acting import ApiError
 from polarq.testing.inference.calls import CallLedger, SampledCall
 from polarq.testing.inference.generation import Gate, Generation
+from polarq.testing.inference.images import images_of
 from polarq.testing.inference.options import ServerOptions
 from polarq.testing.inference.rendering import CannotRender, render
 from polarq.testing.inference.requests import ChatRequest, SamplingRequest, TokenizeRequest
@@ -40,6 +41,7 @@ class Asker:
     suffix: str | None
     digest: str = ""
     user: str | None = None
+    images: tuple[str, ...] = ()
 
 
 class Engine:
@@ -73,7 +75,9 @@ class Engine:
             raise ApiError(404, message, "NotFoundError", "model")
         request_id = f"{prefix}-{request.headers.get('X-Request-Id') or uuid.uuid4().hex[:16]}"
         digest = hashlib.sha256(await request.read()).hexdigest()
-        return Asker(request_id, session_of(request.headers, body.session_id), suffix or None, digest, body.user)
+        images = images_of(body.messages) if isinstance(body, ChatRequest) else ()
+        session = session_of(request.headers, body.session_id)
+        return Asker(request_id, session, suffix or None, digest, body.user, images)
 
     async def admit(self) -> None:
         """While the engine is paused, new requests queue (`keep`) or are refused, as vLLM 0.33 does it."""
@@ -216,6 +220,7 @@ class Engine:
             prompt_ids=tuple(prompt_ids),
             request_digest=asker.digest,
             user=asker.user,
+            images=asker.images,
         )
         self.prompt_tokens += len(prompt_ids)
         delay_s, rate = self._pace(selected)

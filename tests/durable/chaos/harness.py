@@ -1,21 +1,20 @@
 """The harness of a chaos run: leaves a line in a shared log for all that it does, and asks the model once or twice.
 
-`harness.py LOG CALLS THINK_S`. A line is `word rollout_id token seconds detail`: the token is read off the sandbox's
-folder, so it names the attempt; the seconds are those of the machine's one monotonic clock. `alive` lines say until
-when an attempt ran, however it was ended.
+`harness.py LOG CALLS THINK_S`. A line is `word rollout_id token seconds detail`: the fencing token names the attempt;
+the seconds are those of the machine's one monotonic clock. `alive` lines say until when an attempt ran, however it was
+ended.
 """
 
 import http.client
 import json
 import os
-import re
 import sys
 import threading
 import time
 from urllib.parse import urlsplit
 
 LOG, CALLS, THINK_S = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-FOUND = re.search(r"-(\d+)-agent", os.environ["SESSION_DIR"])
+ROLLOUT, TOKEN = os.environ["SESSION_ID"], os.environ["FENCING_TOKEN"]
 ALIVE_S = 0.1
 TRIES = 120
 OVER = (401, 403, 404)
@@ -25,8 +24,7 @@ sink = os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
 def say(word: str, detail: object = "-") -> None:
-    token = FOUND[1] if FOUND else "?"
-    os.write(sink, f"{word} {os.environ['SESSION_ID']} {token} {time.monotonic():.3f} {detail}\n".encode())
+    os.write(sink, f"{word} {ROLLOUT} {TOKEN} {time.monotonic():.3f} {detail}\n".encode())
 
 
 def keep_saying() -> None:

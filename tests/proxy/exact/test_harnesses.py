@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from polarq.registry import names, plugin
 from polarq_proxy.call import ModelCall
-from polarq_proxy.dialects.base import Dialect, NativeRequest, Operation
 from polarq_proxy.exact.base import Missed
 from polarq_proxy.exact.context import ExactContext, Plan
 from polarq_proxy.exact.suffix import Suffixes
 
+from ..harness_replay import captured, parsed
 from . import templates
 from .loop import Message, choice
 from .templates import TemplateRenderer
-
-FOLDER = Path(__file__).parents[2] / "fixtures" / "harness"
-
-
-def parsed(harness: str, turn: int) -> ModelCall:
-    """A captured request, as its dialect reads it."""
-    request = json.loads((FOLDER / harness / f"turn{turn}.json").read_text("utf-8"))
-    path = re.sub(r"^/s/[^/]+/((v1|v1beta)/)*", "", request["path"])
-    native = NativeRequest(path, {}, dict(request["headers"]), json.dumps(request["body"]).encode())
-    for name in names("dialects"):
-        dialect: Dialect = plugin("dialects", name)()
-        for route in dialect.routes:
-            match = route.match(request["method"], path)
-            if match is not None and route.operation is Operation.GENERATE:
-                return dialect.parse(native, match)
-    raise AssertionError(f"no dialect has a route for {path}")
 
 
 def as_sampled(turn: Message) -> Message:
@@ -59,7 +40,7 @@ def spelt(arguments: Any) -> str:
 
 async def second(harness: str, first_turn: int) -> Plan:
     """The plan for the request after `first_turn`, when what the first one got is what the second one tells."""
-    before, after = parsed(harness, first_turn), parsed(harness, first_turn + 1)
+    before, after = map(parsed, captured(harness)[first_turn - 1 : first_turn + 1])
     suffixes = Suffixes(TemplateRenderer(templates.STRIPS_BEFORE_LAST_USER))
     context = ExactContext()
     plan = await context.prompt(before, suffixes)
@@ -130,7 +111,7 @@ async def test_the_next_request_is_another_conversation(harness: str, turn: int,
 
 
 async def test_aiders_second_edit_tells_another_past() -> None:
-    first = parsed("aider", 1)
+    first = parsed(captured("aider")[0])
     suffixes = Suffixes(TemplateRenderer(templates.STRIPS_BEFORE_LAST_USER))
     context = ExactContext()
     plan = await context.prompt(first, suffixes)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import tomli_w
 import yaml
 
 
@@ -15,8 +16,6 @@ def as_json(data: Mapping[str, Any]) -> bytes:
 
 def as_toml(data: Mapping[str, Any]) -> bytes:
     """Without what is None: TOML has no word for it. Raises `TypeError` for what it cannot hold."""
-    import tomli_w
-
     return tomli_w.dumps(given(data)).encode("utf-8", "backslashreplace")
 
 
@@ -39,3 +38,18 @@ def merged(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]
         known = both.get(key)
         both[key] = merged(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
     return both
+
+
+def table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object of a configuration that a task brings; empty where there is none of that name."""
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def git_settings(env: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    """Variables that set these for git, on top of what such variables of `env` set."""
+    first = int(env.get("GIT_CONFIG_COUNT") or 0)
+    named: dict[str, str] = {}
+    for number, (key, value) in enumerate(settings.items(), first):
+        named |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return {**named, "GIT_CONFIG_COUNT": str(first + len(settings))}

@@ -32,15 +32,26 @@ def model_env(base_url: str, api_key: str) -> dict[str, str]:
 
 
 def harness_env(
-    task: Task, *, rollout_id: str, base_url: str, api_key: str, layout: SandboxLayout, way_out: WayOut = OPEN
+    task: Task,
+    *,
+    rollout_id: str,
+    fencing_token: int,
+    base_url: str,
+    api_key: str,
+    layout: SandboxLayout,
+    way_out: WayOut = OPEN,
 ) -> dict[str, str]:
     """The variables of a harness, lowest first: session's, `runtime.env`, `agent.env`, the model's addresses and keys.
+
+    `fencing_token` grows with each attempt of the rollout: a harness that writes anywhere outside its sandbox can tell
+    by FENCING_TOKEN which of two attempts is the later one.
 
     `base_url` is the rollout's own (`http://host:port/s/<grant>`). NO_PROXY and no_proxy get the literal hosts that a
     model call may name, beside what the task lists itself: patterns such as `127.*` are not understood by most clients.
     """
     runtime_env = task.runtime.env if task.runtime is not None else {}
-    env = way_out.applied({**session_env(task, rollout_id=rollout_id, layout=layout), **runtime_env, **task.agent.env})
+    session = {**session_env(task, rollout_id=rollout_id, layout=layout), "FENCING_TOKEN": str(fencing_token)}
+    env = way_out.applied({**session, **runtime_env, **task.agent.env})
     env.update(model_env(base_url, api_key))
     env.update(_no_proxy([runtime_env, task.agent.env], urlsplit(base_url).hostname))
     return env

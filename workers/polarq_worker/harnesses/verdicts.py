@@ -6,6 +6,7 @@ end is the harness's own, kept beside the reward: the work tree is scored all th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,10 @@ from polarq.store.grants import GrantUse
 
 _OVERFLOW, _LIMIT, _REFUSED = "context_overflow", "too_many_calls", "refused"
 """Kinds of problems that the proxy names, which are not the inference side's failures."""
+
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_RAW_CALL = re.compile(r"^\s*<(?:tool_call>|function=|\|tool_call)", re.MULTILINE)
+"""What models are taught to begin a call with; in a fenced block it is only spoken of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,21 @@ def verdict_of(report: HarnessReport, seen: CallsSeen) -> Verdict | None:
         return Verdict(Boundary.HARNESS, "empty_answer", f"the model's last answer was empty; {ended}")
     if seen.last.finish_reason == "length":
         return Verdict(Boundary.HARNESS, "answer_cut", f"the model's last answer was cut at its token limit; {ended}")
+    if _is_unread_call(seen.last):
+        text = "the model's last answer was a tool call that the engine's parser could not read"
+        return Verdict(Boundary.HARNESS, "invalid_tool_call", f"{text}; {ended}")
     return None
 
 
 def _is_empty(call: Completion) -> bool:
     content = call.reply.get("content")
     return not call.reply.get("tool_calls") and not (content.strip() if isinstance(content, str) else content)
+
+
+def _is_unread_call(call: Completion) -> bool:
+    """An answer that was to be a tool call, or is the text of one, with none that could be carried out."""
+    content = call.reply.get("content")
+    if call.reply.get("tool_calls"):
+        return False
+    unfenced = _FENCED.sub("", content) if isinstance(content, str) else ""
+    return call.finish_reason == "tool_calls" or _RAW_CALL.search(unfenced) is not None

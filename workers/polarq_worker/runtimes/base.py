@@ -233,9 +233,9 @@ class Runtime(abc.ABC):
         return (await self.exec(["true"], timeout_s=ALIVE_S)).ok
 
     async def snapshot(self, name: str) -> Snapshot:
-        """Keeps its files as they are, whole or not at all, under `host.folder` or in the backend's own store. It is
-        stopped by its owner afterwards; running commands may be ended. Raises `CannotBeKept` where its files hold for
-        this sandbox alone, and `RuntimeFault`."""
+        """Keeps its files as they are at one moment, whole or not at all, under `host.folder` or in the backend's own
+        store. Whatever runs in it stands still meanwhile (docker) or is ended first (local, apptainer); its owner stops
+        it afterwards. Raises `CannotBeKept` where its files hold for this sandbox alone, and `RuntimeFault`."""
         raise RuntimeFault(f"runtime '{self.spec.backend}' takes no snapshots")
 
     @classmethod

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
-from polarq_worker.runtimes import cgroups, walls, wishes
+from polarq_worker.runtimes import cgroups, shm, walls, wishes
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.cgroups import Cgroup, Limits
 from polarq_worker.runtimes.folder import PrivateFolder, in_thread
 from polarq_worker.runtimes.kept import PARTS, Kept, Record, copy_tree
-from polarq_worker.runtimes.processes import ProcessTree, Walls, uninterrupted
+from polarq_worker.runtimes.processes import ProcessTree, Walls
 from polarq_worker.runtimes.texts import fault
 
 log = logging.getLogger("polarq.worker.local")
@@ -41,11 +41,12 @@ class Beginning:
         self._cgroup: Cgroup | None = None
         self._record = Record(runtime_id, str(folder.root), host.incarnation)
         self._noted = False
+        self._shm_bytes = shm.size(spec)
         memory = None if spec.memory_mb is None else spec.memory_mb * 1_000_000
         most = wishes.most_processes(spec, host, isolated=self._isolated)
         processes = None if most is None else most + SPARE_PROCESSES
         # Only in a user namespace of its own is a limit of processes one of the sandbox, and not of its user.
-        self._own_limit = processes if self._isolated and os.geteuid() != 0 else None
+        self._own_limit = processes if self._isolated and wishes.counts_itself() else None
         limits = Limits(memory, spec.cpus, None if self._own_limit else processes)
         if limits.controllers:
             self._cgroup = Cgroup(runtime_id, limits)
@@ -54,7 +55,7 @@ class Beginning:
         """Raises `RuntimeFault`. Stops nothing by itself: `undo` does, after the tree."""
         await self._folder.make()
         try:
-            await uninterrupted(in_thread(self._note, snapshot))
+            await in_thread(self._note, snapshot)
             base = None if snapshot is None else self._find(snapshot)
             over = self._isolated and base is not None and Beginning._overlays
             if over:
@@ -66,7 +67,7 @@ class Beginning:
             if base is None:
                 await in_thread(self._folder.furnish)
             else:
-                await uninterrupted(in_thread(self._copy, base))
+                await in_thread(self._copy, base)
             tree = await self._under_way([], online, inside=False)
             if over:
                 # That was the reason: a file system or a kernel that does not let us.
@@ -150,8 +151,10 @@ class Beginning:
             (self._folder.run / name).write_text(text, encoding="utf-8")
         folders = [path for path in (self._host.folder, *self._host.private) if path is not None]
         sight = walls.sight([*folders, self._folder.root.parent], self._host.settings.local.visible)
-        arguments = walls.arguments(self._folder.root, sight, online=online, processes=self._own_limit)
-        return Walls(arguments, overlays)
+        arguments = walls.arguments(
+            self._folder.root, sight, online=online, processes=self._own_limit, shm_bytes=self._shm_bytes
+        )
+        return Walls(arguments, overlays, own_users=self._own_limit is not None and os.geteuid() == 0)
 
 
 def _pairs(lower: Path, upper: Path, work: Path) -> list[tuple[str, Path]]:

@@ -37,12 +37,15 @@ def usable_class(spec: RuntimeSpec, security: SecuritySection, host: Host) -> ty
 
 def runtime_class(spec: RuntimeSpec, security: SecuritySection) -> type[Runtime]:
     """The backend that the task names. Raises `UnknownPlugin`."""
-    if spec.import_path is not None:
-        found = registry.imported(spec.import_path, security.allowed_modules)
-    else:
-        found = registry.plugin("runtimes", spec.backend)
+    return runtime_named(spec.import_path or spec.backend, security.allowed_modules)
+
+
+def runtime_named(name: str, allowed_modules: Sequence[str]) -> type[Runtime]:
+    """By the name of a plug-in, or an import path. Raises `UnknownPlugin`."""
+    by_path = ":" in name or "." in name
+    found = registry.imported(name, allowed_modules) if by_path else registry.plugin("runtimes", name)
     if not issubclass(found, Runtime):
-        raise UnknownPlugin(f"runtime '{spec.import_path or spec.backend}' is not a polarq runtime class")
+        raise UnknownPlugin(f"runtime '{name}' is not a polarq runtime class")
     return found
 
 

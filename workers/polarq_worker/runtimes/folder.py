@@ -154,6 +154,11 @@ class PrivateFolder:
 
 
 async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Cancelled, it waits for the end: a thread goes on, and whoever undoes what it does must not come before it."""
+    return await uninterrupted(_in_thread(function, *args))
+
+
+async def _in_thread(function: Callable[..., Any], *args: Any) -> Any:
     return await asyncio.get_running_loop().run_in_executor(_copiers, function, *args)
 
 

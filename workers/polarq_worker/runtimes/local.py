@@ -14,17 +14,12 @@ tests and machines without containers. Linux only.
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
 import os
 import shutil
-import signal
 import socket
-import sys
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,25 +30,15 @@ from polarq.errors import RuntimeFault, SandboxLost
 from polarq_worker.runtimes import confined, strays, walls, wishes
 from polarq_worker.runtimes.base import ExecResult, Host, Runtime, SandboxLayout, Snapshot
 from polarq_worker.runtimes.beginning import Beginning
-from polarq_worker.runtimes.capture import Capture
+from polarq_worker.runtimes.commands import Commands, Order
 from polarq_worker.runtimes.confined import Progress
 from polarq_worker.runtimes.fetched import Fetched
 from polarq_worker.runtimes.folder import PrivateFolder, in_thread, write_private
 from polarq_worker.runtimes.kept import Kept, Record
-from polarq_worker.runtimes.processes import (
-    Command,
-    CouldNotStart,
-    Descriptors,
-    ProcessTree,
-    WardenLost,
-    uninterrupted,
-)
-from polarq_worker.runtimes.texts import cannot, could_not_start, fault
-
-DRAIN_S = 0.25
-"""How long output is waited for when a command has ended but something it left behind holds its pipe."""
-HOST_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ")
-"""All that a sandbox sees of the worker's environment, with PATH."""
+from polarq_worker.runtimes.processes import ProcessTree, WardenLost, uninterrupted
+from polarq_worker.runtimes.starting import Starting
+from polarq_worker.runtimes.surroundings import environment
+from polarq_worker.runtimes.texts import cannot, fault
 
 
 class LocalRuntime(Runtime):
@@ -66,12 +51,12 @@ class LocalRuntime(Runtime):
         self._folder = PrivateFolder(root, spec.workdir, self._owner)
         super().__init__(spec, runtime_id=runtime_id, root=self._folder.root, host=host)
         self._kept = None if host.folder is None else Kept(host.folder)
+        self._starting = Starting()
         self._beginning: Beginning | None = None
         self._tree: ProcessTree | None = None
         self._online = True
         self._numbers = itertools.count(1)
-        self._commands: set[Command] = set()
-        self._captures: set[Capture] = set()
+        self._commands: Commands | None = None
         self._lost = "it was not started"
         self._damaged = False
         """A warden or keeper died unasked, so not all processes may be under one."""
@@ -91,7 +76,9 @@ class LocalRuntime(Runtime):
 
     @property
     def isolation(self) -> str:
-        return "bubblewrap" if self._isolated else "none"
+        if not self._isolated:
+            return "none"
+        return "bubblewrap" if wishes.limits_processes(isolated=True) else "bubblewrap, its processes not limited"
 
     @property
     def layout(self) -> SandboxLayout:
@@ -106,7 +93,7 @@ class LocalRuntime(Runtime):
         return str(self._folder.workdir)
 
     async def start(self, *, snapshot: str | None = None, online: bool = True) -> None:
-        bash = shutil.which("bash", path=self._environment()["PATH"])
+        bash = shutil.which("bash", path=environment(self._folder)["PATH"])
         if bash is None:
             raise RuntimeFault("there is no bash on this node; install it")
         if missing := _missing_walls(self.host):
@@ -115,9 +102,14 @@ class LocalRuntime(Runtime):
             raise RuntimeFault(f"the local runtime cannot cut a sandbox off the network: {bubblewrap.why_not()}")
         self._bash = bash
         self._online = online
+        await self._starting.run(self._start(snapshot))
+
+    async def _start(self, snapshot: str | None) -> None:
         _living[self._key] = self
         self._beginning = Beginning(self._folder, self.spec, self.host, self.runtime_id, self._kept)
-        self._tree = await self._beginning.start(snapshot, online=online)
+        self._tree = await self._beginning.start(snapshot, online=self._online)
+        most = wishes.most_processes(self.spec, self.host, isolated=self._isolated)
+        self._commands = Commands(self._tree, walled=self._isolated, most_processes=most)
         self._lost = ""
 
     @property
@@ -195,57 +187,40 @@ class LocalRuntime(Runtime):
         log: str | None,
         max_output_bytes: int,
     ) -> ExecResult:
-        begun = time.monotonic()
         if not self._lost and not self.root.is_dir():
             self._lost = f"its folder {self.root} is gone"
-        if self._lost or self._tree is None:
+        if self._lost or self._commands is None:
             return ExecResult(ExecKind.SANDBOX_LOST, message=self._lost)
-        running: Command | None = None
-        outputs: tuple[Capture, Capture] | None = None
-        script: Path | None = None
-        folder, argv = "", [""]
-        kind, code, message = ExecKind.EXITED, 0, ""
+        number, brought = next(self._numbers), list[Path]()
         kills = self._memory_kills()
         try:
-            async with asyncio.timeout(max(timeout_s, 0.0)):
-                folder = self._folder.cwd(cwd)
-                ids = wishes.ids_of(user, self._owner)
-                if isinstance(command, str):
-                    script = self._folder.run / f"{next(self._numbers)}.sh"
-                    text = command.encode("utf-8", "surrogateescape")
-                    await uninterrupted(in_thread(write_private, script, text, 0o644 if self._isolated else 0o600))
-                    argv = [self._bash, "-o", "pipefail", f"{self._folder.seen_run}/{script.name}"]
-                else:
-                    argv = list(command)
-                fed = await self._write_stdin(stdin) if stdin else None
-                descriptors, outputs = self._open_streams(fed, log, max_output_bytes)
-                running = await self._tree.run(argv, folder, self._env(env, folder), descriptors, ids)
-                self._commands.add(running)
-                running.gone.add_done_callback(partial(self._forget_command, running))
-                await running.started()
-                code = await running.ended()
-        except TimeoutError:
-            kind = ExecKind.TIMED_OUT
-            message = await self._kill(running)
-        except asyncio.CancelledError:
-            await uninterrupted(self._kill(running))
-            self._forget(outputs)
-            raise
-        except CouldNotStart as exc:
-            kind, message = ExecKind.COULD_NOT_START, could_not_start(exc, argv[0], folder)
-            most = wishes.most_processes(self.spec, self.host, isolated=self._isolated)
-            if exc.number == errno.EAGAIN and most is not None:
-                message = f"the sandbox has as many processes as it may (max_processes: {most})"
+            folder = self._folder.cwd(cwd)
+            ids = wishes.ids_of(user, self._owner)
+            argv = list(command)
+            if isinstance(command, str):
+                text = command.encode("utf-8", "surrogateescape")
+                brought.append(self._folder.run / f"{number}.sh")
+                # Behind walls it is somebody else who runs it.
+                await in_thread(write_private, brought[-1], text, 0o644 if self._isolated else 0o600)
+                argv = [self._bash, "-o", "pipefail", f"{self._folder.seen_run}/{number}.sh"]
+            # A file, not a pipe: it is there whole, ends by itself, and nobody minds when it is not read.
+            fed = self._folder.run / f"{number}.stdin" if stdin else None
+            if fed is not None and stdin is not None:
+                brought.append(fed)
+                await in_thread(write_private, fed, stdin)
+            stem = None if log is None else self.host_log_dir / log
+            order = Order(argv, folder, self._env(env, folder), ids, fed, stem, max_output_bytes)
+            result = await self._commands.run(order, timeout_s)
         except RuntimeFault as exc:
-            kind, message = ExecKind.COULD_NOT_START, str(exc)
-        except WardenLost:
-            kind, code, message = self._unwatched(running)
+            return ExecResult(ExecKind.COULD_NOT_START, message=str(exc))
         except OSError as exc:
-            kind, message = ExecKind.COULD_NOT_START, cannot("the command could not be brought in", exc)
+            return ExecResult(ExecKind.COULD_NOT_START, message=cannot("the command could not be brought in", exc))
         finally:
-            if script is not None:
-                script.unlink(missing_ok=True)
-        result = await self._result(kind, code, message, outputs, begun)
+            for path in brought:
+                path.unlink(missing_ok=True)
+        if result.kind is ExecKind.SANDBOX_LOST:
+            self._lose(f"its first process was killed; {self._last_words()}".rstrip("; "))
+            result = replace(result, message=self._lost)
         if self._memory_kills() > kills:
             why = f"out of memory: it may use {self.spec.memory_mb} MB (memory_mb)"
             result = replace(result, out_of_memory=True, message="; ".join(filter(None, (why, result.message))))
@@ -272,10 +247,9 @@ class LocalRuntime(Runtime):
         return fetched
 
     async def end_background(self) -> bool:
-        if self._lost or self._tree is None:
+        if self._lost or self._tree is None or self._commands is None:
             return False
-        for command in self._commands:
-            command.killed = True
+        self._commands.expect_kill()
         try:
             return await self._tree.end()
         except WardenLost:
@@ -283,147 +257,41 @@ class LocalRuntime(Runtime):
             return False
 
     async def stop(self) -> None:
-        self._lost = self._lost or "it was stopped"
         await uninterrupted(self._stop())
 
     async def _stop(self) -> None:
+        await self._starting.end()
+        self._lost = self._lost or "it was stopped"
         left = False
-        for command in list(self._commands):
-            command.close()
+        if self._commands is not None:
+            self._commands.let_go()
         if self._tree is not None:
             clean = await self._tree.stop()
             if self._damaged or not clean:
                 marker = (f"POLARQ_RUNTIME_ID={self.runtime_id}".encode(), os.fsencode(self.root))
                 left = not await asyncio.to_thread(strays.kill, marker)
-        for capture in self._captures:
-            capture.close()
-        self._captures.clear()
+        if self._commands is not None:
+            self._commands.close()
         if self._beginning is not None:
             left = not await self._beginning.undo() or left
         _living.pop(self._key, None)
         if left:
             raise RuntimeFault(f"processes of sandbox {self.runtime_id} do not die; ps e shows its POLARQ_RUNTIME_ID")
 
-    def _unwatched(self, command: Command | None) -> tuple[ExecKind, int, str]:
-        """How a command ended whose keeper is gone."""
-        assert self._tree is not None
-        if command is not None and command.killed and not self._lost:
-            return ExecKind.EXITED, -signal.SIGKILL, "it was ended with all others"
-        if self._isolated and not self._lost and not self._tree.hung_up():
-            # Something of its own user killed the keeper; whatever is left cannot leave the namespaces.
-            return ExecKind.EXITED, -signal.SIGKILL, "what watched over it was killed with it"
-        self._lose(f"its first process was killed; {self._tree.last_words()}".rstrip("; "))
-        return ExecKind.SANDBOX_LOST, 0, self._lost
+    def _last_words(self) -> str:
+        return "" if self._tree is None else self._tree.last_words()
 
     def _lose(self, why: str) -> None:
         if not self._lost:
             self._lost = why
             self._damaged = True
 
-    def _environment(self) -> dict[str, str]:
-        """What a program starts with: no secret of the worker, no proxy of its network, a home of its own."""
-        host = os.environ
-        path = host.get("PATH") or os.defpath
-        beside_python = str(Path(sys.executable).parent)
-        if beside_python not in path.split(os.pathsep):
-            # A worker run as .venv/bin/celery has the programs of its environment, activated or not.
-            path = f"{beside_python}{os.pathsep}{path}"
-        return {
-            "LANG": "C.UTF-8",
-            "TERM": "dumb",
-            **{name: host[name] for name in HOST_VARIABLES if name in host},
-            "PATH": path,
-            "HOME": self._folder.seen_home,
-            "TMPDIR": self._folder.seen_tmp,
-            "SHELL": "/bin/bash",
-            # A folder that is no repository of its own must not pass for a part of one around the state folder.
-            "GIT_CEILING_DIRECTORIES": "/polar" if self._isolated else str(self.root),
-            **({"USER": walls.USER_NAME, "LOGNAME": walls.USER_NAME} if self._isolated else {}),
-        }
-
     def _env(self, env: Mapping[str, str] | None, folder: str) -> dict[str, str]:
         marker = {"POLARQ_RUNTIME_ID": self.runtime_id, "PWD": folder}
-        return {**self._environment(), **self.spec.env, **(env or {}), **marker}
-
-    async def _write_stdin(self, data: bytes) -> Path:
-        """A file, not a pipe: it is there whole, ends by itself, and nobody minds when it is not read."""
-        path = self._folder.run / f"{next(self._numbers)}.stdin"
-        try:
-            await uninterrupted(in_thread(write_private, path, data))
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        return path
-
-    def _open_streams(
-        self, stdin: Path | None, log: str | None, limit: int
-    ) -> tuple[Descriptors, tuple[Capture, Capture]]:
-        opened: list[int] = []
-        try:
-            opened.append(os.open(stdin or os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-            opened.extend(os.pipe())
-            opened.extend(os.pipe())
-        except OSError:
-            for fd in opened:
-                os.close(fd)
-            raise
-        finally:
-            if stdin is not None:
-                stdin.unlink(missing_ok=True)
-        standard_input, out, out_w, err, err_w = opened
-        stem = None if log is None else self.host_log_dir / log
-        captures = (
-            Capture(out, limit, stem and stem.with_name(f"{stem.name}.stdout")),
-            Capture(err, limit, stem and stem.with_name(f"{stem.name}.stderr")),
-        )
-        self._captures.update(captures)
-        return Descriptors(standard_input, out_w, err_w), captures
+        return {**environment(self._folder), **self.spec.env, **(env or {}), **marker}
 
     def _memory_kills(self) -> int:
         return 0 if self._beginning is None else self._beginning.memory_kills()
-
-    async def _kill(self, command: Command | None) -> str:
-        if command is None:
-            return ""
-        return "" if await uninterrupted(command.kill()) else "some of its processes have not died yet"
-
-    def _forget_command(self, command: Command, _: object) -> None:
-        self._commands.discard(command)
-
-    def _forget(self, outputs: tuple[Capture, Capture] | None) -> None:
-        for capture in outputs or ():
-            capture.close()
-            self._captures.discard(capture)
-
-    async def _result(
-        self, kind: ExecKind, code: int, message: str, outputs: tuple[Capture, Capture] | None, begun: float
-    ) -> ExecResult:
-        duration_s = time.monotonic() - begun
-        if outputs is None:
-            return ExecResult(kind, duration_s=duration_s, message=message)
-        out, err = outputs
-        try:
-            async with asyncio.timeout(DRAIN_S):
-                await out.finished.wait()
-                await err.finished.wait()
-        except TimeoutError:
-            # Something the command left behind holds the pipe; the captures go on reading for it until stop().
-            pass
-        signalled = kind is ExecKind.EXITED and code < 0
-        result = ExecResult(
-            ExecKind.SIGNALLED if signalled else kind,
-            exit_code=code if kind is ExecKind.EXITED and not signalled else None,
-            signal=-code if signalled else None,
-            duration_s=duration_s,
-            stdout=out.value(),
-            stderr=err.value(),
-            stdout_bytes=out.total,
-            stderr_bytes=err.total,
-            truncated=out.truncated or err.truncated,
-            message="; ".join(text for text in (message, out.log_error, err.log_error) if text),
-        )
-        self._captures.difference_update([capture for capture in outputs if capture.finished.is_set()])
-        return result
 
     async def _transfer(
         self, what: str, progress: Progress, function: confined.Transfer, path: str, *args: object

@@ -34,6 +34,8 @@ class Walls:
 
     bwrap: Sequence[str]
     overlays: Sequence[tuple[str, str]] = ()
+    own_users: bool = False
+    """Of a warden that is root: in a user namespace of its own, in which everybody is who he is outside."""
 
 
 class Nursery:
@@ -79,7 +81,10 @@ class Nursery:
 
     def _ask(self, walls: Walls | None, *fds: int) -> int:
         """Sends a request; which nursery it went to."""
-        body = marshal.dumps({} if walls is None else {"bwrap": list(walls.bwrap), "overlays": list(walls.overlays)})
+        request: dict[str, object] = {}
+        if walls is not None:
+            request = {"bwrap": list(walls.bwrap), "overlays": list(walls.overlays), "own_users": walls.own_users}
+        body = marshal.dumps(request)
         with self._lock:
             for _ in range(TRIES):
                 if self._asked is None:

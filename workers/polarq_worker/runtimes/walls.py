@@ -50,10 +50,10 @@ def own_ids() -> tuple[int, int]:
     return (SANDBOX_UID, SANDBOX_UID) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
 
 
-def arguments(root: Path, sight: Sight, *, online: bool, processes: int | None) -> list[str]:
+def arguments(root: Path, sight: Sight, *, online: bool, processes: int | None, shm_bytes: int) -> list[str]:
     """bubblewrap's command for the sandbox in the folder `root`, with the warden's own at its end.
 
-    `processes` is the limit that the sandbox's own user namespace is to keep.
+    `processes` is the limit that the sandbox's own user namespace is to keep, `shm_bytes` the size of /dev/shm.
     """
     program = bubblewrap.program()
     assert program is not None
@@ -67,7 +67,9 @@ def arguments(root: Path, sight: Sight, *, online: bool, processes: int | None) 
             args += ["--cap-add", capability]
     else:
         args.append("--unshare-user")
-    args += [*_top_level(sight), "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"]
+    args += [*_top_level(sight), "--proc", "/proc", "--dev", "/dev"]
+    args += ["--size", str(shm_bytes)] if bubblewrap.limits_tmpfs() else []
+    args += ["--perms", "1777", "--tmpfs", "/dev/shm"]
     args += ["--bind", str(root / "tmp"), TMP_DIR]
     args += ["--bind", str(root / "tmp"), "/var/tmp"] if "/var/tmp" in sight.hidden else []
     args += _beneath(sight, [*OWN, "/var/tmp"])

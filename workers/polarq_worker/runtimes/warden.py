@@ -4,10 +4,10 @@
     warden.py nursery FD                as the nursery of wardens
     warden.py ward FD [PROCESSES]       as process 1 of a sandbox's own namespaces, with a limit of its processes
 
-A worker starts the nursery once: for a request {bwrap, overlays} with two descriptors (a sandbox's control socket, and
-where its warden says what goes wrong) it forks a warden, ready made, which takes a tenth of the time that Python takes
-to start; or, with `bwrap`, that command, which makes the namespaces and becomes a warden in them. It ends when the
-worker closes its socket. A warden needs it no more, and is nobody's child once it is gone.
+A worker starts the nursery once: for a request {bwrap, overlays, own_users} with two descriptors (a sandbox's control
+socket, and where its warden says what goes wrong) it forks a warden, ready made, which takes a tenth of the time that
+Python takes to start; or, with `bwrap`, that command, which makes the namespaces and becomes a warden in them. It ends
+when the worker closes its socket. A warden needs it no more, and is nobody's child once it is gone.
 
 To a warden the worker sends one request a command: eight bytes of length with four descriptors attached (stdin,
 stdout, stderr, and the command's control socket), then a marshalled body {argv, cwd, env, and ids (user, group, its
@@ -132,6 +132,8 @@ def _wall_in(request: dict[str, object], source: int, control_fd: int) -> "NoRet
         _own_mounts()
         for target, options in overlays:
             _check(LIBC.mount(b"overlay", str(target).encode(), b"overlay", 0, str(options).encode()), "overlay")
+    if request["own_users"]:
+        _own_users()
     os.dup2(source, 0)
     os.set_inheritable(control_fd, True)
     os.execv(bwrap[0], [str(control_fd) if word == "CONTROL" else word for word in bwrap])
@@ -146,6 +148,31 @@ def _own_mounts() -> None:
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
     _check(LIBC.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None), "mount")
+
+
+def _own_users() -> None:
+    """A user namespace with all users as they are: the kernel counts their processes in it apart from all others'."""
+    unshared, unshared_w = os.pipe()
+    process = os.getpid()
+    mapper = os.fork()
+    if mapper == 0:
+        # Only who has stayed outside may write down more than one user.
+        try:
+            os.close(unshared_w)
+            os.read(unshared, 1)
+            for name in ("uid_map", "gid_map"):
+                with open(f"/proc/self/{name}") as file:
+                    ranges = [line.split() for line in file]
+                with open(f"/proc/{process}/{name}", "w") as file:
+                    file.write("".join(f"{first} {first} {count}\n" for first, _, count in ranges))
+            os._exit(0)
+        finally:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+    _check(LIBC.unshare(CLONE_NEWUSER), "unshare")
+    os.close(unshared_w)
+    os.close(unshared)
+    _check(os.waitpid(mapper, 0)[1], "users")
 
 
 def _check(answer: int, what: str) -> None:

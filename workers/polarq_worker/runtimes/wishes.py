@@ -10,7 +10,7 @@ from pathlib import PurePath, PurePosixPath
 from polarq import bubblewrap
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault
-from polarq_worker.runtimes import cgroups
+from polarq_worker.runtimes import cgroups, shm
 from polarq_worker.runtimes.base import SESSION_DIR, Host
 from polarq_worker.runtimes.folder import HOME_DIR, TMP_DIR
 from polarq_worker.runtimes.walls import USER_NAME, own_ids
@@ -28,7 +28,7 @@ def problems(spec: RuntimeSpec, *, isolated: bool) -> list[str]:
         (spec.gpus > 0, f"gpus: {no} reserve GPUs; programs see those of the node"),
         (not spec.allow_internet and not isolated, f"allow_internet: {no} keep programs off the network{_walls()}"),
         (
-            spec.max_processes is not None and not _limits_processes(isolated),
+            spec.max_processes is not None and not limits_processes(isolated),
             f"max_processes: {no} limit processes: {_NO_GROUPS}",
         ),
         (spec.network not in networks, f"network: {no} join network '{spec.network}'; only 'host'"),
@@ -45,19 +45,27 @@ def problems(spec: RuntimeSpec, *, isolated: bool) -> list[str]:
     elif spec.workdir is not None and isolated and not _is_own(spec.workdir):
         text = f"workdir: an isolated local sandbox has no '{spec.workdir}' of its own; use a path below {SESSION_DIR}"
         wishes.append((True, f"{text}, or set runtimes.local.isolation of the node to none"))
-    wishes += [(True, f"kwargs.{key}: {no} use it") for key in sorted(spec.kwargs)]
+    if isolated:
+        wishes += [(True, problem) for problem in shm.problems(spec)]
+    known = {shm.KEY} if isolated else set()
+    wishes += [(True, f"kwargs.{key}: {no} use it") for key in sorted(set(spec.kwargs) - known)]
     return [problem for wished, problem in wishes if wished]
 
 
 def most_processes(spec: RuntimeSpec, host: Host, *, isolated: bool) -> int | None:
     """How many it may have; None: as many as its machine."""
-    if spec.max_processes is not None or not isolated or not _limits_processes(isolated):
+    if spec.max_processes is not None or not isolated or not limits_processes(isolated):
         return spec.max_processes
     return host.settings.local.max_processes
 
 
-def _limits_processes(isolated: bool) -> bool:
-    return _groups("pids") or (isolated and os.geteuid() != 0)
+def counts_itself() -> bool:
+    """Whether an isolated sandbox has a user namespace that counts its processes, and no control group does."""
+    return os.geteuid() != 0 or (not _groups("pids") and bubblewrap.own_users())
+
+
+def limits_processes(isolated: bool) -> bool:
+    return _groups("pids") or (isolated and counts_itself())
 
 
 def ids_of(user: str | None, owner: Sequence[int] | None) -> list[int] | None:

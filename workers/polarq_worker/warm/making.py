@@ -21,7 +21,8 @@ from polarq_worker.harnesses.programs.registries import Registries
 from polarq_worker.kept_logs import keep_logs
 from polarq_worker.orphans import record_of
 from polarq_worker.runtimes.base import Host, Runtime
-from polarq_worker.runtimes.create import create_runtime
+from polarq_worker.runtimes.create import create_runtime, runtime_named
+from polarq_worker.runtimes.exec_times import ExecTimes
 from polarq_worker.spent import measured
 from polarq_worker.stages.prepare import prepare
 from polarq_worker.warm.recipe import Recipe
@@ -75,6 +76,10 @@ class Maker:
         self.used.add(recipe.runtime)
         return runtime
 
+    def named(self, name: str) -> type[Runtime]:
+        """The backend that a task names so. Raises `UnknownPlugin`."""
+        return runtime_named(name, self._security.allowed_modules)
+
     async def start(
         self, runtime: Runtime, claim: Claim | None, *, snapshot: str | None = None, online: bool = True
     ) -> None:
@@ -116,6 +121,24 @@ class Maker:
             await prepare(runtime, recipe.actions, env=env, timeout_s=left_s(), upload_roots=roots)
         with measured("history_s", there=bool(recipe.finish)):
             return [said for step in recipe.finish for said in await step.carry_out(runtime, env, left_s())]
+
+    async def lives(self, runtime: Runtime) -> bool:
+        """Whether one that waited is still there."""
+        # Looking at it is no command of its rollout's.
+        times, runtime.exec_times = runtime.exec_times, ExecTimes()
+        try:
+            with measured("sandbox_check_s"):
+                lives = await runtime.alive()
+            if lives:
+                return True
+            log.warning("sandbox %s died while it waited; another one is taken", runtime.runtime_id)
+        except PolarqError as exc:
+            log.warning("sandbox %s died while it waited: %s", runtime.runtime_id, exc)
+        except Exception:
+            log.exception("sandbox %s: an error in its runtime", runtime.runtime_id)
+        finally:
+            runtime.exec_times = times
+        return False
 
     async def stop(self, runtime: Runtime) -> None:
         """Raises `RuntimeFault`; the record of one that could not be stopped stays, for whoever can."""

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from polarq.contracts.node import PoolMetrics
-from polarq.errors import CannotBeKept, PolarqError, RuntimeFault
+from polarq.errors import CannotBeKept, RuntimeFault
 from polarq.ledger import Claim
 from polarq_worker.outcomes import OF_OTHERS
 from polarq_worker.runtimes.base import Runtime
 from polarq_worker.runtimes.exec_times import ExecTimes
-from polarq_worker.spent import measured
 from polarq_worker.stages.prepare import PrepareFailed
+from polarq_worker.warm.idle import Idle, now
 from polarq_worker.warm.making import Begun, Maker
 from polarq_worker.warm.members import Coming, Handed, Member, Origin, Wish, empty
 from polarq_worker.warm.recipe import Recipe
@@ -29,8 +29,6 @@ from polarq_worker.warm.snapshots import Lease, Snapshots
 
 log = logging.getLogger("polarq.worker.warm")
 
-_REMEMBERED = 1000
-"""Recipes of which it is known when they were last asked for."""
 _NOT_AGAIN_S = 60.0
 """So long a recipe that failed is not made ahead. A rollout of it tries at once."""
 
@@ -43,12 +41,10 @@ class WarmPool:
         self._snapshots = snapshots
         self._settings = maker.host.settings.pool
         self._members: dict[str, Member] = {}
-        self._idle: dict[str, deque[Member]] = {}
+        self._idle = Idle(self._settings, self._recipes_coming, self._end)
         self._coming: dict[str, deque[Coming]] = {}
         self._keeping: dict[str, asyncio.Task[None]] = {}
         """Snapshots that are made ahead."""
-        self._used_at: dict[str, float] = {}
-        """By recipe: when a rollout last asked for one."""
         self._failed_at: dict[str, float] = {}
         self._handed = Handed()
         self._closed = False
@@ -61,7 +57,7 @@ class WarmPool:
 
         Raises `PrepareFailed`, `RuntimeFault`, `UnknownPlugin`, `InvalidTask`.
         """
-        self._note_use(recipe)
+        self._idle.note_use(recipe)
         member = await self._ready(recipe, claim, begun) or await self._made_ahead(recipe, claim, begun)
         if member is None:
             member = await self._made_now(recipe, name, claim, budget_s, begun)
@@ -81,7 +77,7 @@ class WarmPool:
         """Lets the next rollout of its recipe have it; False: there is no place for it, and it has to be stopped. Where
         this raises, that is done."""
         member = self._members.get(runtime.runtime_id)
-        if member is None or self._closed or not self._has_room(member.recipe, {}):
+        if member is None or self._closed or not self._idle.has_room(member.recipe, {}):
             return False
         try:
             if used:
@@ -102,7 +98,7 @@ class WarmPool:
         many were begun. What has no snapshot yet gets that first: it takes longest, and holds no sandbox."""
         if self._closed or not self._settings.max_idle:
             return 0
-        there = Counter({key: len(idle) for key, idle in self._idle.items()})
+        there = self._idle.counts()
         there.update(one.recipe.key for waiting in self._coming.values() for one in waiting if not one.taken)
         needed: Counter[str] = Counter()
         begun, full = 0, False
@@ -111,7 +107,7 @@ class WarmPool:
             needed[recipe.key] += 1
             if there[recipe.key] >= needed[recipe.key]:
                 continue
-            if recipe.key in self._failed_at and self._failed_at[recipe.key] > _now() - _NOT_AGAIN_S:
+            if recipe.key in self._failed_at and self._failed_at[recipe.key] > now() - _NOT_AGAIN_S:
                 continue
             if self.making >= self._settings.max_starting:
                 break
@@ -121,7 +117,7 @@ class WarmPool:
                     begun += 1
             elif not full:
                 # What comes later must not take the place of what comes first.
-                full = not self._has_room(recipe, needed)
+                full = not self._idle.has_room(recipe, needed)
                 if not full:
                     there[recipe.key] += 1
                     self._begin(wish)
@@ -130,10 +126,7 @@ class WarmPool:
 
     def tidy(self, *, all_of_it: bool = False) -> None:
         """Gives up what has waited for too long, or everything."""
-        oldest = _now() - self._settings.idle_s
-        for idle in list(self._idle.values()):
-            for member in [one for one in idle if all_of_it or one.idle_since < oldest]:
-                self._give_up(member)
+        self._idle.tidy(all_of_it=all_of_it)
         if all_of_it:
             for coming in [one for waiting in self._coming.values() for one in waiting]:
                 coming.making.cancel()
@@ -155,7 +148,7 @@ class WarmPool:
 
     @property
     def idle(self) -> int:
-        return sum(map(len, self._idle.values()))
+        return len(self._idle)
 
     @property
     def coming(self) -> int:
@@ -180,20 +173,11 @@ class WarmPool:
 
     # --- handing out
 
-    def _note_use(self, recipe: Recipe) -> None:
-        self._used_at.pop(recipe.key, None)
-        self._used_at[recipe.key] = _now()
-        while len(self._used_at) > _REMEMBERED:
-            del self._used_at[next(iter(self._used_at))]
-
     async def _ready(self, recipe: Recipe, claim: Claim | None, begun: Begun) -> Member | None:
-        while idle := self._idle.get(recipe.key):
-            member = idle.popleft()
-            if not idle:
-                del self._idle[recipe.key]
+        while (member := self._idle.pop(recipe)) is not None:
             handed = False
             try:
-                if await self._alive(member):
+                if await self._maker.lives(member.runtime):
                     member.origin = "reused" if member.used else "warm"
                     handed = True
                     begun(member.runtime)
@@ -203,23 +187,6 @@ class WarmPool:
                 if not handed:
                     self._end(member)
         return None
-
-    async def _alive(self, member: Member) -> bool:
-        # Looking at it is no command of its rollout's.
-        times, member.runtime.exec_times = member.runtime.exec_times, ExecTimes()
-        try:
-            with measured("sandbox_check_s"):
-                lives = await member.runtime.alive()
-            if lives:
-                return True
-            log.warning("sandbox %s died while it waited; another one is taken", member.runtime.runtime_id)
-        except PolarqError as exc:
-            log.warning("sandbox %s died while it waited: %s", member.runtime.runtime_id, exc)
-        except Exception:
-            log.exception("sandbox %s: an error in its runtime", member.runtime.runtime_id)
-        finally:
-            member.runtime.exec_times = times
-        return False
 
     async def _made_ahead(self, recipe: Recipe, claim: Claim | None, begun: Begun) -> Member | None:
         """Waits for one that was begun before it was asked for; None: there is none, or it came to nothing that says
@@ -333,9 +300,9 @@ class WarmPool:
             self._put(coming.making.result())
 
     def _failed(self, recipe: Recipe, problem: BaseException) -> None:
-        long_ago = _now() - _NOT_AGAIN_S
+        long_ago = now() - _NOT_AGAIN_S
         self._failed_at = {key: at for key, at in self._failed_at.items() if at > long_ago}
-        self._failed_at[recipe.key] = _now()
+        self._failed_at[recipe.key] = now()
         log.warning("recipe %s could not be made ahead: %s", recipe.key, problem)
 
     def _put_if_landed(self, coming: Coming) -> None:
@@ -347,37 +314,7 @@ class WarmPool:
         if self._closed:
             self._end(member)
             return
-        member.idle_since = _now()
-        self._idle.setdefault(member.recipe.key, deque()).append(member)
-
-    def _has_room(self, recipe: Recipe, needed: dict[str, int]) -> bool:
-        """Whether one more may wait; gives up idle ones that are needed less, of the recipe that was unused longest."""
-        settings = self._settings
-        if settings.idle_memory_mb is not None and recipe.memory_mb > settings.idle_memory_mb:
-            return False
-        while not self._fits(recipe):
-            spare = [key for key, idle in self._idle.items() if len(idle) > needed.get(key, 0)]
-            if not spare or not settings.max_idle:
-                return False
-            self._give_up(self._idle[min(spare, key=lambda key: self._used_at.get(key, 0.0))][0])
-        return True
-
-    def _fits(self, recipe: Recipe) -> bool:
-        settings = self._settings
-        if self.idle + self.coming >= settings.max_idle:
-            return False
-        if settings.idle_memory_mb is None:
-            return True
-        waiting = [member.recipe for idle in self._idle.values() for member in idle]
-        waiting += [one.recipe for coming in self._coming.values() for one in coming]
-        return sum(one.memory_mb for one in waiting) + recipe.memory_mb <= settings.idle_memory_mb
-
-    def _give_up(self, member: Member) -> None:
-        idle = self._idle[member.recipe.key]
-        idle.remove(member)
-        if not idle:
-            del self._idle[member.recipe.key]
-        self._end(member)
+        self._idle.put(member)
 
     def _end(self, member: Member) -> None:
         self._members.pop(member.runtime.runtime_id, None)
@@ -385,6 +322,5 @@ class WarmPool:
         if (lease := member.lease) is not None:
             ending.add_done_callback(lambda _: self._snapshots.release(lease))
 
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+    def _recipes_coming(self) -> list[Recipe]:
+        return [one.recipe for coming in self._coming.values() for one in coming]

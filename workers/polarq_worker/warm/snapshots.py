@@ -1,43 +1,37 @@
-"""What recipes left on this node's disk: made once, whoever asks at the same time; the longest unused go.
-
-Beside a backend's snapshot lies a note of ours, `<folder>/recipes/<key>.json`: what results shall say of it, and by its
-time stamp when it was last used. It is written first, so that a snapshot always has one.
-"""
+"""What recipes left on this node's disk: made once, whoever asks at the same time; the longest unused go."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from polarq.contracts.base import Contract
 from polarq.contracts.sandbox import ScrubbedHistory
-from polarq.errors import CannotBeKept, RuntimeFault
+from polarq.errors import CannotBeKept, DiskFull, RuntimeFault, UnknownPlugin
 from polarq_worker.runtimes.base import Runtime, Snapshot
 from polarq_worker.stages.prepare import PrepareFailed
 from polarq_worker.warm.making import Maker
+from polarq_worker.warm.notes import Note, Notes
 from polarq_worker.warm.recipe import Recipe, Recipes
 
 log = logging.getLogger("polarq.worker.warm")
 
 _MB = 1_000_000
 _REMEMBERED = 10_000
+_FULL_S = 600.0
+"""So long no snapshot of a recipe is tried again for which the disk had no room."""
 
 
 class RecipeChanged(RuntimeFault):
     """Files on disk were written while they were uploaded: what was made is neither the old recipe's nor the new."""
 
 
-class Note(Contract):
-    """See the module."""
-
-    history: list[ScrubbedHistory] = []
+class _NoRoom(CannotBeKept):
+    """For a while; it is noted and said."""
 
 
 @dataclass(eq=False, slots=True)
@@ -91,8 +85,9 @@ class Snapshots:
         self._flights: dict[str, _Flight] = {}
         self._makings: set[asyncio.Task[Kept]] = set()
         """Of all flights, those too that nobody waits for any more."""
-        self._unkept: dict[str, None] = {}
-        """Recipes of which none can be kept."""
+        self._notes = Notes(maker.host.folder)
+        self._unkept: dict[str, float] = {}
+        """Recipes of which none can be kept, and until when."""
         self._listing = asyncio.Lock()
         self._dropping = asyncio.Lock()
         self._dropping_tasks: set[asyncio.Task[None]] = set()
@@ -110,7 +105,24 @@ class Snapshots:
 
     def can_keep(self, recipe: Recipe) -> bool:
         """Whether there is any use in asking for one."""
-        return recipe.has_work and recipe.key not in self._unkept and recipe.runtime.takes_snapshots(self._maker.host)
+        if not recipe.has_work or self._unkept.get(recipe.key, 0.0) > time.monotonic():
+            return False
+        return recipe.runtime.takes_snapshots(self._maker.host)
+
+    async def settle(self) -> None:
+        """Before anything is made, by the one worker of the node: notes go that a killed one wrote of what it never
+        made, and what there is no room for."""
+        notes = await asyncio.to_thread(self._notes.all)
+        for name in sorted({note.runtime for note in notes.values()}):
+            try:
+                await self._list(self._maker.named(name))
+            except (RuntimeFault, UnknownPlugin) as exc:
+                log.info("notes of snapshots of runtime '%s' are left as they are: %s", name, exc)
+                continue
+            for key, note in notes.items():
+                if note.runtime == name and key not in self.kept:
+                    await asyncio.to_thread(self._notes.drop, key)
+        self._make_room_soon()
 
     async def lease(self, recipe: Recipe, budget_s: float) -> Lease:
         """Makes it where there is none, in at most `budget_s` seconds. However many ask for one, it is made once, and
@@ -181,20 +193,19 @@ class Snapshots:
     async def _make(self, recipe: Recipe, budget_s: float) -> Kept:
         maker = self._maker
         runtime = maker.create(recipe, maker.neutral_id())
+        no_room = False
         try:
             await maker.start(runtime, None, online=recipe.prepared_online)
             history = await maker.carry_out(recipe, runtime, budget_s)
             if (await self._recipes.again(recipe)).key != recipe.key:
                 raise RecipeChanged("files that prepare uploads were changed while it did so")
-            async with self._dropping:
-                pass  # One of the same name that is just being dropped goes first, with its note.
-            await asyncio.to_thread(self._write_note, recipe.key, Note(history=history))
-            snapshot = await runtime.snapshot(recipe.key)
+            snapshot = await self._taken(recipe, runtime, history)
+        except _NoRoom:
+            no_room = True
+            raise
         except CannotBeKept as exc:
             log.info("recipe %s is prepared for each rollout: %s", recipe.key, exc)
-            self._unkept[recipe.key] = None
-            while len(self._unkept) > _REMEMBERED:
-                del self._unkept[next(iter(self._unkept))]
+            self._note_unkept(recipe, math.inf)
             raise
         except asyncio.CancelledError:
             # It may have come to be nevertheless.
@@ -204,20 +215,44 @@ class Snapshots:
             try:
                 await maker.keep_logs(runtime, self.logs_of(recipe))
             finally:
-                maker.end(runtime)
+                ending = maker.end(runtime)
+                if no_room:
+                    # Whoever goes on without it needs the place.
+                    await asyncio.wait([ending])
         self.counts.made += 1
         # The first use is the flight's own, until all that waited have theirs.
         kept = self.kept[recipe.key] = Kept(recipe.runtime, snapshot, history, time.time(), users=1)
         log.info("recipe %s is kept as a snapshot of %d MB", recipe.key, snapshot.size_bytes // _MB)
         return kept
 
+    async def _taken(self, recipe: Recipe, runtime: Runtime, history: Sequence[ScrubbedHistory]) -> Snapshot:
+        """Raises `CannotBeKept`, also where the disk has no room for it; `RuntimeFault`."""
+        async with self._dropping:
+            pass  # One of the same name that is just being dropped goes first, with its note.
+        note = Note(runtime=recipe.spec.import_path or recipe.spec.backend, history=list(history))
+        try:
+            await asyncio.to_thread(self._notes.write, recipe.key, note)
+            return await runtime.snapshot(recipe.key)
+        except RuntimeFault as exc:
+            if recipe.key not in self.kept:
+                await asyncio.to_thread(self._notes.drop, recipe.key)
+            if not isinstance(exc, DiskFull):
+                raise
+            log.warning("recipe %s is prepared for each rollout for the next %g s: %s", recipe.key, _FULL_S, exc)
+            self._note_unkept(recipe, time.monotonic() + _FULL_S)
+            raise _NoRoom(str(exc)) from exc
+
+    def _note_unkept(self, recipe: Recipe, until: float) -> None:
+        self._unkept[recipe.key] = until
+        while len(self._unkept) > _REMEMBERED:
+            del self._unkept[next(iter(self._unkept))]
+
     # --- keeping
 
     def _leased(self, kept: Kept, *, made: bool) -> Lease:
         kept.users += 1
         kept.used_at = time.time()
-        if (path := self._note_path(kept.snapshot.name)) is not None and path.exists():
-            os.utime(path)
+        self._notes.used(kept.snapshot.name)
         return Lease(kept, made)
 
     async def _list(self, runtime: type[Runtime]) -> None:
@@ -227,7 +262,7 @@ class Snapshots:
                 return
             for snapshot in await runtime.snapshots(self._maker.host):
                 if snapshot.name not in self.kept:
-                    note, used_at = await asyncio.to_thread(self._read_note, snapshot.name)
+                    note, used_at = await asyncio.to_thread(self._notes.read, snapshot.name)
                     self.kept[snapshot.name] = Kept(runtime, snapshot, note.history, used_at)
             self.counts.listed.add(runtime)
 
@@ -255,27 +290,5 @@ class Snapshots:
             await kept.runtime.drop_snapshot(kept.snapshot.reference, self._maker.host)
         except RuntimeFault as exc:
             log.error("snapshot %s cannot be removed: %s", name, exc)
-        if name not in self.kept and (path := self._note_path(name)) is not None:
-            path.unlink(missing_ok=True)
-
-    def _note_path(self, key: str) -> Path | None:
-        folder = self._maker.host.folder
-        return None if folder is None else folder / "recipes" / f"{key}.json"
-
-    def _write_note(self, key: str, note: Note) -> None:
-        if (path := self._note_path(key)) is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
-            part.write_text(note.model_dump_json(), encoding="utf-8")
-            part.replace(path)
-
-    def _read_note(self, key: str) -> tuple[Note, float]:
-        path = self._note_path(key)
-        try:
-            if path is not None:
-                return Note.model_validate_json(path.read_bytes()), path.stat().st_mtime
-        except FileNotFoundError:
-            pass
-        except ValidationError as exc:
-            log.warning("%s cannot be read: %s", path, exc.errors()[0]["msg"])
-        return Note(), 0.0
+        if name not in self.kept:
+            self._notes.drop(name)

@@ -22,16 +22,18 @@ class Sweeper:
         self._maker = maker
         self._ledger = ledger
         self._alone = alone
+        self._answered: set[type[Runtime]] = set()
 
     async def at_start(self) -> None:
         """Asks every backend that is installed. Raises `LedgerUnavailable`."""
-        await self._sweep(_installed(), quietly=True)
+        await self._sweep(_installed())
 
     async def step(self) -> None:
-        """Asks those that this worker has used. Raises `LedgerUnavailable`."""
-        await self._sweep(self._maker.used, quietly=False)
+        """Asks those that answered at the start, for what was still being made then, and those that this worker has
+        used. Raises `LedgerUnavailable`."""
+        await self._sweep(self._answered | self._maker.used)
 
-    async def _sweep(self, backends: Iterable[type[Runtime]], *, quietly: bool) -> None:
+    async def _sweep(self, backends: Iterable[type[Runtime]]) -> None:
         if not self._alone():
             return
         host = self._maker.host
@@ -40,10 +42,12 @@ class Sweeper:
                 # A view and no copy: what is begun while the backend lists is among the living before it can be listed.
                 swept = await backend.sweep(host, self._maker.living.keys())
             except RuntimeFault as exc:
-                log.log(logging.DEBUG if quietly else logging.WARNING, "%s: nothing swept: %s", backend.__name__, exc)
+                level = logging.WARNING if backend in self._maker.used else logging.DEBUG
+                log.log(level, "%s: nothing swept: %s", backend.__name__, exc)
             except Exception:
                 log.exception("an error in runtime %s", backend.__name__)
             else:
+                self._answered.add(backend)
                 if swept:
                     log.warning("removed sandboxes that nobody knows of any more: %s", ", ".join(swept))
                     keys = self._ledger.calls.keys

@@ -1,11 +1,14 @@
 # Brings a harness's program into a sandbox: run by bash while the sandbox is prepared, and kept with it.
 #
-# POLARQ_HARNESS  POLARQ_KIND (npm, python)  POLARQ_PACKAGE  POLARQ_BIN
+# POLARQ_HARNESS  POLARQ_KIND (npm, python, python-source)  POLARQ_PACKAGE  POLARQ_BIN
 # POLARQ_VERSION                      what is installed
 # POLARQ_AT_LEAST, POLARQ_BELOW       what will do where the image has it; without the second, only the first
 # POLARQ_NODE, POLARQ_PYTHON          oldest Node or Python
+# POLARQ_LINK                         what the npm package calls the command, where that is not POLARQ_BIN
+# POLARQ_PYTHON_BELOW                 first Python that is too new, where one is
 # POLARQ_FINISH                       a script of the npm package that is run when it is there
 # POLARQ_WITH                         more requirements, a line each
+# POLARQ_NEEDS                        commands that it calls, named as the system's packages of them
 #
 # Its last line on stderr says what was wrong, for a person.
 set -uo pipefail
@@ -25,7 +28,7 @@ number_in() { grep -oE '[0-9]+(\.[0-9]+)+([-+.][0-9A-Za-z.-]+)?' | head -n 1; }
 
 version_of() {
   case $POLARQ_KIND in
-    python) "$1" -c 'import importlib.metadata as m, sys; print(m.version(sys.argv[1]))' "$POLARQ_PACKAGE" 2>/dev/null ;;
+    python*) "$1" -c 'import importlib.metadata as m, sys; print(m.version(sys.argv[1]))' "$POLARQ_PACKAGE" 2>/dev/null ;;
     *) "$1" --version 2>/dev/null </dev/null | number_in ;;
   esac
 }
@@ -46,7 +49,7 @@ use_the_images() {
   local found version python
   found=$(type -P "$POLARQ_BIN") || return 1
   case $POLARQ_KIND in
-    python)
+    python*)
       python=$found
       [ "$POLARQ_BIN" = python ] || python=$(python_of "$found")
       [ -n "$python" ] || return 1
@@ -55,7 +58,12 @@ use_the_images() {
     *) version=$(version_of "$found") ;;
   esac
   will_do "$version" || return 1
-  ln -sfn "$found" "$home/bin/$POLARQ_BIN"
+  if [ "$POLARQ_BIN" = python ]; then
+    # By a link elsewhere it would not find its environment.
+    printf '#!/bin/sh\nexec "%s" "$@"\n' "$found" >"$home/bin/python" && chmod 755 "$home/bin/python" || exit
+  else
+    ln -sfn "$found" "$home/bin/$POLARQ_BIN" || exit
+  fi
   done_with image "$version" "$found"
 }
 
@@ -80,6 +88,9 @@ system_packages() {
 run_npm() {
   npm "$@" --no-audit --no-fund --no-update-notifier --loglevel=error --cache "$work/npm-cache" >"$work/npm.log" 2>&1 </dev/null
 }
+
+# The release line that a private Node is of.
+node_release() { if at_least "${POLARQ_NODE%%.*}" 22; then printf '%s' "${POLARQ_NODE%%.*}"; else printf 22; fi; }
 
 node_will_do() { at_least "$("$1" --version 2>/dev/null | tr -d v)" "$POLARQ_NODE"; }
 
@@ -106,10 +117,10 @@ bring_node() {
     node=$(type -P node)
   fi
   if [ -z "$node" ] || ! node_will_do "$node"; then
-    (cd "$work" && run_npm install --prefix "$home/node22" 'node@22') || die "Node 22 cannot be installed: $(words "$work/npm.log"); $advice"
-    node="$home/node22/node_modules/node/bin/node"
+    (cd "$work" && run_npm install --prefix "$home/npm-node" "node@$(node_release)") || die "Node $(node_release) cannot be installed: $(words "$work/npm.log"); $advice"
+    node="$home/npm-node/node_modules/node/bin/node"
     # Some versions of npm run no scripts of packages unasked.
-    [ -x "$node" ] || (cd "$home/node22/node_modules/node" && npm run --silent preinstall) >"$work/npm.log" 2>&1
+    [ -x "$node" ] || (cd "$home/npm-node/node_modules/node" && npm run --silent preinstall) >"$work/npm.log" 2>&1
     node_will_do "$node" || die "Node $POLARQ_NODE or newer is needed, and the one of npm does not run here: $(words "$work/npm.log")"
   fi
 }
@@ -119,7 +130,7 @@ install_npm() {
   bring_node
   (cd "$work" && run_npm install --prefix "$home" --omit=dev --ignore-scripts "$POLARQ_PACKAGE@$POLARQ_VERSION") ||
     die "$what cannot be installed: $(words "$work/npm.log"); $advice"
-  target=$(readlink -f "$home/node_modules/.bin/$POLARQ_BIN")
+  target=$(readlink -f "$home/node_modules/.bin/${POLARQ_LINK:-$POLARQ_BIN}")
   [ -f "$target" ] || die "$what has no program '$POLARQ_BIN'"
   finish_npm
   launcher "$target"
@@ -138,7 +149,7 @@ launcher() {
   local program=${1#"$home"/} run
   run="\"\$here/$program\""
   if is_native "$1"; then
-    rm -rf "$home/node" "$home/node22"
+    rm -rf "$home/node" "$home/npm-node"
   else
     case $node in
       "$home"/*) run="\"\$here/${node#"$home"/}\" $run" ;;
@@ -153,22 +164,24 @@ launcher() {
 
 python_at_least() { "$1" -c 'import sys; sys.exit(sys.version_info < tuple(map(int, sys.argv[1].split("."))))' "$2" 2>/dev/null; }
 
+# find_python OLDEST [FIRST-TOO-NEW]
 find_python() {
   local name
   for name in python3 python3.13 python3.12 python3.11 python3.14 python; do
-    name=$(type -P "$name") && python_at_least "$name" "$1" && printf '%s' "$name" && return
+    name=$(type -P "$name") && python_at_least "$name" "$1" && { [ -z "${2:-}" ] || ! python_at_least "$name" "$2"; } &&
+      printf '%s' "$name" && return
   done
   return 1
 }
 
-# make_venv FOLDER OLDEST-PYTHON: with pip, or with uv alone.
+# make_venv FOLDER OLDEST-PYTHON [FIRST-TOO-NEW]: with pip, or with uv alone.
 make_venv() {
   local python uv
   if uv=$(type -P uv); then
-    python=$(find_python "$2") || python=$2
+    python=$(find_python "$2" "${3:-}") || python=$2
     "$uv" venv --quiet --seed --python "$python" "$1" >"$work/pip.log" 2>&1 && return
   fi
-  if python=$(find_python "$2"); then
+  if python=$(find_python "$2" "${3:-}"); then
     "$python" -m venv "$1" >"$work/pip.log" 2>&1 && return
     # Debian's Python has no ensurepip by itself.
     system_packages python3-venv && "$python" -m venv "$1" >"$work/pip.log" 2>&1
@@ -184,7 +197,8 @@ make_venv() {
 install_python() {
   local with=()
   mapfile -t with < <(printf '%s' "$POLARQ_WITH")
-  make_venv "$home/venv" "$POLARQ_PYTHON" || die "Python $POLARQ_PYTHON or newer is needed, and there is none: $(words "$work/pip.log" 2>/dev/null); put it in the image"
+  make_venv "$home/venv" "$POLARQ_PYTHON" "$POLARQ_PYTHON_BELOW" ||
+    die "Python $POLARQ_PYTHON or newer${POLARQ_PYTHON_BELOW:+ (below $POLARQ_PYTHON_BELOW)} is needed, and there is none: $(words "$work/pip.log" 2>/dev/null); put it in the image"
   "$home/venv/bin/python" -m pip install --quiet --no-cache-dir --disable-pip-version-check "$POLARQ_PACKAGE==$POLARQ_VERSION" ${with[@]+"${with[@]}"} \
     >"$work/pip.log" 2>&1 </dev/null || die "$what cannot be installed: $(words "$work/pip.log"); $advice"
   [ -e "$home/venv/bin/$POLARQ_BIN" ] || die "$what has no program '$POLARQ_BIN'"
@@ -196,10 +210,15 @@ install_python() {
 
 # ---
 
+for need in $POLARQ_NEEDS; do
+  type -P "$need" >/dev/null || system_packages "$need" ||
+    die "'$need' is needed, and can neither be found nor installed ($(words "$work/system.log" 2>/dev/null)); put it in the image"
+done
 use_the_images
 case $POLARQ_KIND in
   npm) install_npm && version=$(version_of "$home/bin/$POLARQ_BIN") ;;
   python) install_python && version=$(version_of "$home/venv/bin/python") ;;
+  python-source) die "no registry ships $POLARQ_PACKAGE: it has to be in the image, in a version of at least $POLARQ_AT_LEAST${POLARQ_BELOW:+ and below $POLARQ_BELOW}" ;;
   *) die "'$POLARQ_KIND' is no way to install" ;;
 esac
 [ "$version" = "$POLARQ_VERSION" ] || die "$what was installed, and says that it is '$version'"

@@ -40,6 +40,8 @@ class Program:
     bin: str
     """The command's name."""
     versions: Versions
+    needs: tuple[str, ...] = ()
+    """Commands that it calls, each named as the system's package of it."""
     kind: ClassVar[str]
 
     def install(self, harness: str, version: str, *, exact: bool) -> PrepareAction:
@@ -53,6 +55,7 @@ class Program:
             "POLARQ_VERSION": version,
             "POLARQ_AT_LEAST": at_least,
             "POLARQ_BELOW": below,
+            "POLARQ_NEEDS": " ".join(self.needs),
             **self._wants(),
         }
         return PrepareAction(type="exec", command=_script(), env=env)
@@ -67,12 +70,14 @@ class NpmProgram(Program):
 
     node: str = "18"
     """Oldest Node that runs it; of what is no JavaScript, that installs it."""
+    link: str = ""
+    """What the package calls the command, where that is not `bin`."""
     finish: str = ""
     """A script of the package's own that has to run once it is there. Scripts that npm would run do not."""
     kind: ClassVar[str] = "npm"
 
     def _wants(self) -> dict[str, str]:
-        return {"POLARQ_NODE": self.node, "POLARQ_FINISH": self.finish}
+        return {"POLARQ_NODE": self.node, "POLARQ_LINK": self.link, "POLARQ_FINISH": self.finish}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +87,25 @@ class PythonProgram(Program):
 
     python: str = "3.11"
     """Oldest Python that runs it."""
+    python_below: str = ""
+    """First Python that is too new for it; empty: none is."""
     with_: tuple[str, ...] = ()
     """More requirements, as pip takes them."""
     kind: ClassVar[str] = "python"
 
     def _wants(self) -> dict[str, str]:
-        return {"POLARQ_PYTHON": self.python, "POLARQ_WITH": "\n".join(self.with_)}
+        return {
+            "POLARQ_PYTHON": self.python,
+            "POLARQ_PYTHON_BELOW": self.python_below,
+            "POLARQ_WITH": "\n".join(self.with_),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PythonSource(Program):
+    """One in Python that no registry ships: the image has it, installed from its source."""
+
+    kind: ClassVar[str] = "python-source"
 
 
 def home_of(harness: str, layout: SandboxLayout) -> str:

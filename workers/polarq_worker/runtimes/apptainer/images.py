@@ -5,7 +5,7 @@
     images/<name>.lock               held by who converts: one at a time, of all workers
 
 A conversion is written under another name and renamed when it is whole; what does not have the size that was noted is
-converted anew.
+converted anew. When was an image last asked for? Its note's time of change says so.
 """
 
 from __future__ import annotations
@@ -17,26 +17,30 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from polarq.errors import DiskFull, ImageMissing, RuntimeFault
+from polarq.errors import BackendAway, DiskFull, ImageDenied, ImageMissing, RuntimeFault
 from polarq_worker.runtimes.apptainer.program import Program
 from polarq_worker.runtimes.folder import in_thread, remove_tree
-from polarq_worker.runtimes.processes import uninterrupted
 from polarq_worker.runtimes.texts import cannot
 
 ARCHIVES = ("docker-archive", "oci-archive", "oci")
-SOURCES = (*ARCHIVES, "docker-daemon", "docker", "oras", "library", "shub", "http", "https")
+REMOTE = ("docker", "oras", "library", "shub")
+SOURCES = (*ARCHIVES, "docker-daemon", *REMOTE)
 POLL_S = 0.05
+FRESH_S = 600.0
 DAEMON_SOCKET = "/var/run/docker.sock"
 ROOM_BYTES = 64 << 20
 """A disk with less room than this, or than an archive unpacked and packed again, was full if a conversion failed on it;
 what the program had written by then it may have removed."""
+_CODE = re.compile(r": (manifest[_ ]unknown|name[_ ]unknown|unauthorized|denied): ", re.IGNORECASE)
 SIF_UUID = slice(48, 64)
 """Where a SIF file has its identity: behind the launcher (32 bytes), the magic (10), a version and an architecture."""
 
@@ -56,8 +60,9 @@ def source_of(image: str) -> str:
     return scheme if colon and scheme in SOURCES else ""
 
 
-async def bring(image: str, program: Program) -> Image:
-    """The image, converted when that has not been done. Raises `RuntimeFault`."""
+async def bring(image: str, program: Program, most_mb: int) -> Image:
+    """The image, converted when that has not been done; of those converted, the longest unused go where all together
+    take more than `most_mb`. Raises `RuntimeFault`."""
     image = image.strip()
     source = source_of(image)
     if not source:
@@ -71,7 +76,11 @@ async def bring(image: str, program: Program) -> Image:
             return found
         folder.mkdir(parents=True, exist_ok=True)
         async with _only_one(folder / f"{stem}.lock"):
-            return await asyncio.to_thread(_whole, target) or await _convert(image, target, program)
+            if (found := await asyncio.to_thread(_whole, target)) is not None:
+                return found
+            converted = await _convert(image, target, program)
+        await in_thread(make_room, folder, most_mb * 1_000_000)
+        return converted
     except OSError as exc:
         raise RuntimeFault(cannot(f"image '{image}' cannot be kept in {folder}", exc)) from exc
 
@@ -93,10 +102,23 @@ async def _convert(image: str, target: Path, program: Program) -> Image:
                     f"image '{image}' cannot be converted: {said.why}; {left >> 20} MB are left for {target.parent}, "
                     "free some space, or set POLARQ_STATE_DIR to a larger disk"
                 )
-            raise RuntimeFault(f"image '{image}' cannot be converted: {said.why}")
-        return await asyncio.to_thread(_finish, part, target)
+            raise _meant(image, said.why)
+        whole: Image = await in_thread(_finish, part, target)
+        return whole
     finally:
-        await uninterrupted(in_thread(remove_tree, work))
+        await in_thread(remove_tree, work)
+
+
+def _meant(image: str, why: str) -> RuntimeFault:
+    """By the error code of the registry (distribution-spec, error codes), which the program passes on as it prints."""
+    text = f"image '{image}' cannot be converted: {why}"
+    code = _CODE.search(why)
+    if code is None:
+        advice = "; see that its registry can be reached from this node" if source_of(image) in REMOTE else ""
+        return RuntimeFault(f"{text}{advice}")
+    if "unknown" in code[1].lower():
+        return ImageMissing(text)
+    return ImageDenied(f"{text}; log in as the worker's user, into ~/.apptainer/docker-config.json")
 
 
 def _finish(part: Path, target: Path) -> Image:
@@ -115,11 +137,30 @@ def _finish(part: Path, target: Path) -> Image:
     return Image(target, digest)
 
 
+def make_room(folder: Path, most_bytes: int) -> None:
+    """Removes the longest unused until the others take no more than `most_bytes` (blocks). Instances that run one hold
+    it open; one that was asked for just now stays, for an instance may be about to start from it."""
+    images = []
+    for path in folder.glob("*.sif"):
+        with contextlib.suppress(FileNotFoundError):
+            note = path.with_name(f"{path.name}.json")
+            images.append((note.stat().st_mtime, path.stat().st_blocks * 512, path, note))
+    taken = sum(size for _, size, _, _ in images)
+    for used, size, path, note in sorted(images):
+        if taken <= most_bytes or time.time() - used < FRESH_S:
+            return
+        # Without its note it is none, should this end half-way.
+        note.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        taken -= size
+
+
 def _whole(target: Path) -> Image | None:
     try:
         note = json.loads(target.with_name(f"{target.name}.json").read_text())
         if target.stat().st_size != note["size"]:
             return None
+        os.utime(target.with_name(f"{target.name}.json"))
         return Image(target, str(note["digest"]))
     except (OSError, ValueError, KeyError):
         return None
@@ -167,7 +208,8 @@ def _source_bytes(image: str) -> int:
 
 
 def _daemon_id(name: str) -> str:
-    """The identity of a Docker daemon's image; empty when the daemon is not to be asked here (the program may know)."""
+    """The identity of a Docker daemon's image; empty when the daemon is not to be asked here (the program may know).
+    Raises `BackendAway`, `ImageMissing`."""
     address = os.environ.get("DOCKER_HOST", f"unix://{DAEMON_SOCKET}")
     if not address.startswith("unix://"):
         return ""
@@ -182,7 +224,10 @@ def _daemon_id(name: str) -> str:
         if answer.status == http.client.NOT_FOUND:
             raise ImageMissing(f"the Docker daemon of this node has no image '{name}'")
         return str(json.loads(body).get("Id", "")) if answer.status == http.client.OK else ""
-    except (OSError, ValueError, http.client.HTTPException):
+    except OSError as exc:
+        advice = "start it, or give docker-archive:FILE"
+        raise BackendAway(f"no Docker daemon answers at {address} ({exc.strerror or exc}): {advice}") from exc
+    except (ValueError, http.client.HTTPException):
         return ""
     finally:
         asked.close()

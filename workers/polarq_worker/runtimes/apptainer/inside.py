@@ -1,7 +1,7 @@
 # ruff: noqa: PTH110, PTH116, PTH123
 """The process that goes into an instance and becomes its warden. A program of its own.
 
-    inside.py CONTROL_FD PID    PID: the instance's first process
+    inside.py CONTROL_FD PID SHM_BYTES    PID: the instance's first process; SHM_BYTES: the size of its /dev/shm
 
 It enters the namespaces itself, with the worker's own interpreter in its memory: an image needs neither Python nor
 anything else of ours, and a command costs one fork instead of a start of the container program. Whatever Python may
@@ -35,11 +35,13 @@ CAP_SYS_ADMIN = 21
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC = 32, 4096, 16384
 READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/sys")
+DEV_BYTES = 4 << 20
+"""Of what the program lays devices and a few files of /etc into."""
 HIDDEN = ("/proc/kcore", "/proc/keys", "/proc/timer_list")
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def main(control_fd: int, pid: int) -> None:
+def main(control_fd: int, pid: int, shm_bytes: int) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     # What json loads when it is first used; from inside, it would be found among the sandbox's files.
     json.loads('{"a": [1]}')
@@ -49,9 +51,12 @@ def main(control_fd: int, pid: int) -> None:
     warden._hide_arguments()
     join_cgroups(pid)
     held = capabilities_of(pid)
+    ours = devices_here()
     enter(pid)
-    if os.geteuid() == 0 and own_capabilities() >> CAP_SYS_ADMIN & 1:
-        shield()
+    if own_capabilities() >> CAP_SYS_ADMIN & 1:
+        limit_memory_files(ours, shm_bytes)
+        if os.geteuid() == 0:
+            shield()
     # Only a child is in the process namespace that was joined.
     if os.fork():
         os._exit(0)
@@ -81,6 +86,21 @@ def enter(pid: int) -> None:
     os.close(root)
 
 
+def devices_here() -> set[str]:
+    """The file systems that this process sees, by their device numbers (proc(5), mountinfo)."""
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        return {line.split()[2] for line in file}
+
+
+def limit_memory_files(of_the_machine: set[str], shm_bytes: int) -> None:
+    """Gives what the program mounts in memory for this instance alone, and its users may write to, a size."""
+    for path, flags, size in (("/dev", MS_NOSUID, DEV_BYTES), ("/dev/shm", MS_NOSUID | MS_NODEV, shm_bytes)):
+        device = os.stat(path).st_dev if os.path.ismount(path) else 0
+        # Not where the task has mounted something of the machine's.
+        if device and f"{os.major(device)}:{os.minor(device)}" not in of_the_machine:
+            _mount("tmpfs", path, MS_REMOUNT | flags, f"size={size}")
+
+
 def shield() -> None:
     """Makes read-only what root may write of the kernel without any capability, and what would reach the machine."""
     quiet = MS_NOSUID | MS_NODEV | MS_NOEXEC
@@ -93,8 +113,8 @@ def shield() -> None:
             _mount("/dev/null", path, MS_BIND)
 
 
-def _mount(source: str, target: str, flags: int) -> None:
-    if LIBC.mount(source.encode(), target.encode(), None, flags, None) != 0:
+def _mount(source: str, target: str, flags: int, options: str = "") -> None:
+    if LIBC.mount(source.encode(), target.encode(), None, flags, options.encode() or None) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"mount on {target}: {os.strerror(number)}")
 
@@ -169,4 +189,4 @@ def own_capabilities() -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

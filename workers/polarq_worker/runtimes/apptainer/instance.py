@@ -18,7 +18,7 @@ from pathlib import Path
 from polarq.errors import RuntimeFault
 from polarq_worker.runtimes.apptainer.inside import cgroup_folders
 from polarq_worker.runtimes.apptainer.program import Call, Program, complaint
-from polarq_worker.runtimes.folder import remove_tree
+from polarq_worker.runtimes.folder import in_thread, remove_tree
 from polarq_worker.runtimes.texts import cannot
 
 STOP_S = 20.0
@@ -78,7 +78,7 @@ class Instance:
 
     async def start(self, image: Path, options: list[str]) -> None:
         """Raises `RuntimeFault`."""
-        await asyncio.to_thread(self._note.write, self._path)
+        await in_thread(self._note.write, self._path)
         await self._call.start()
         pid_file = self._run_dir / "pid"
         said = await self._call.ended(
@@ -94,7 +94,7 @@ class Instance:
         except (OSError, ValueError) as exc:
             raise RuntimeFault(f"the instance ended at once: {said.why}") from exc
         self._note = replace(self._note, pid=self.pid, started=started, cgroups=cgroups)
-        await asyncio.to_thread(self._note.write, self._path)
+        await in_thread(self._note.write, self._path)
 
     @property
     def alive(self) -> bool:

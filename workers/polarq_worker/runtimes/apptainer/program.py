@@ -11,12 +11,14 @@ import os
 import re
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from polarq.errors import BackendAway, RuntimeFault
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.capture import Capture
+from polarq_worker.runtimes.folder import in_thread
 from polarq_worker.runtimes.processes import CouldNotStart, Descriptors, ProcessTree, WardenLost, uninterrupted
 from polarq_worker.runtimes.texts import could_not_start
 
@@ -24,7 +26,16 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 NAMES = ("apptainer", "singularity")
 KEPT_BYTES = 1 << 20
 DRAIN_S = 0.25
-PASSED = ("PATH", "HOME", "USER", "LOGNAME", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "SSL_CERT_FILE")
+PASSED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "XDG_RUNTIME_DIR",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "SSL_CERT_FILE",
+    "DOCKER_HOST",
+)
 PASSED_BELOW = ("APPTAINER_", "SINGULARITY_", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 """Of the worker's environment, for the program alone; APPTAINERENV_ would be for the sandbox and is not passed."""
 
@@ -121,7 +132,7 @@ class Call:
 
     async def start(self) -> None:
         """Raises `RuntimeFault`."""
-        await asyncio.to_thread(self._run_dir.mkdir, parents=True, exist_ok=True)
+        await in_thread(partial(self._run_dir.mkdir, parents=True, exist_ok=True))
         await self._tree.start()
 
     async def stop(self) -> bool:

@@ -27,26 +27,24 @@ from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault, SandboxLost
 from polarq_worker.network.way_out import WayOut
-from polarq_worker.runtimes import confined
-from polarq_worker.runtimes.apptainer import wishes
-from polarq_worker.runtimes.apptainer.commands import Commands, Order
+from polarq_worker.runtimes import confined, shm
+from polarq_worker.runtimes.apptainer import environment, wishes
 from polarq_worker.runtimes.apptainer.files import InsideFiles
-from polarq_worker.runtimes.apptainer.images import bring
+from polarq_worker.runtimes.apptainer.images import Image, bring
 from polarq_worker.runtimes.apptainer.instance import Instance, Note, kill_within, name_of, stop_noted
 from polarq_worker.runtimes.apptainer.layers import Layers
 from polarq_worker.runtimes.apptainer.limits import out_of_memory_kills
 from polarq_worker.runtimes.apptainer.program import Program, find
-from polarq_worker.runtimes.apptainer.users import User
 from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout, Snapshot
+from polarq_worker.runtimes.commands import Commands, Order
 from polarq_worker.runtimes.confined import Progress
 from polarq_worker.runtimes.fetched import Fetched
 from polarq_worker.runtimes.folder import in_thread, remove_tree, write_private
 from polarq_worker.runtimes.processes import ProcessTree, Walls, WardenLost, uninterrupted
+from polarq_worker.runtimes.starting import Starting
 from polarq_worker.runtimes.texts import cannot
 
 INSIDE = Path(__file__).with_name("inside.py")
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-NOT_OF_IMAGE = ("APPTAINER_", "SINGULARITY_", "PROMPT_COMMAND", "PS1", "HOME", "PWD", "SHLVL", "TERM", "_", "BASH_FUNC")
 OUT_OF_MEMORY = "its memory was used up, and the kernel killed a process of it"
 
 
@@ -62,6 +60,7 @@ class ApptainerRuntime(Runtime):
         self._name = name_of(self.host.node_id, runtime_id)
         self._layout = SandboxLayout.below(SESSION_DIR)
         self._numbers = itertools.count(1)
+        self._starting = Starting()
         self._instance: Instance | None = None
         self._tree: ProcessTree | None = None
         self._commands: Commands | None = None
@@ -90,7 +89,7 @@ class ApptainerRuntime(Runtime):
     @classmethod
     async def resolve_image(cls, spec: RuntimeSpec, host: Host) -> str:
         store = store_of(host)
-        return "" if store is None else (await bring(spec.image, Program.of(host, store))).digest
+        return "" if store is None else (await _brought(spec, host, Program.of(host, store))).digest
 
     @property
     def isolation(self) -> str:
@@ -136,26 +135,31 @@ class ApptainerRuntime(Runtime):
         return self.root / "logs"
 
     async def start(self, *, snapshot: str | None = None, online: bool = True) -> None:
+        await self._starting.run(self._start(snapshot, online))
+
+    async def _start(self, snapshot: str | None, online: bool) -> None:
         program = Program.of(self.host, self._store)
         await in_thread(self._make_folders)
-        image = await bring(self.spec.image, program)
+        image = await _brought(self.spec, self.host, program)
         self._image_id = image.digest
         if snapshot is not None:
-            self._layers, self._held = await in_thread(Layers(self._store).use, snapshot)
+            await in_thread(self._hold, snapshot)
         note = Note(self._name, self.runtime_id, self.host.node_id, program.path)
         self._instance = instance = Instance(program, note, Path(self.handle), self.root / "run")
         chosen = wishes.options(self.spec, online=online, overlay=self.root / "overlay", layers=self._layers)
         await instance.start(image.path, chosen)
-        of_image = await self._image_environment(program, image.path)
+        of_image = await environment.of_image(program, self._name, self.spec.image, self.root / "run")
         self._environment = WayOut(cut_off=not online).stripped(of_image)
         try:
-            self._files = await in_thread(InsideFiles, instance.pid)
-            inside = Walls([sys.executable, "-E", "-s", "-S", str(INSIDE), "CONTROL", str(instance.pid)])
+            files = await in_thread(self._open, instance.pid)
+            inside = Walls(
+                [sys.executable, "-E", "-s", "-S", str(INSIDE), "CONTROL", str(instance.pid), str(shm.size(self.spec))]
+            )
             self._tree = ProcessTree(self.root / "run" / "warden.stderr", inside)
             await self._tree.start()
-            self._commands = Commands(self._tree)
+            self._commands = Commands(self._tree, walled=False, most_processes=self.spec.max_processes)
             self._lost = ""
-            await in_thread(self._files.make, self._layout, self.workdir, self.spec.user)
+            await in_thread(files.make, self._layout, self.workdir, self.spec.user)
         except OSError as exc:
             raise RuntimeFault(cannot("the instance cannot be entered", exc)) from exc
 
@@ -167,9 +171,11 @@ class ApptainerRuntime(Runtime):
     async def snapshot(self, name: str) -> Snapshot:
         if self._lost:
             raise SandboxLost(f"no snapshot of it can be taken: {self._lost}")
-        return await uninterrupted(
-            in_thread(Layers(self._store).keep, name, self.root / "overlay" / "upper", self._layers)
-        )
+        # The files are copied one after the other; nothing that runs may change them meanwhile.
+        if not await self.end_background():
+            raise RuntimeFault("no snapshot can be taken: something in the sandbox does not die")
+        kept: Snapshot = await in_thread(Layers(self._store).keep, name, self.root / "overlay" / "upper", self._layers)
+        return kept
 
     @classmethod
     async def snapshots(cls, host: Host) -> list[Snapshot]:
@@ -196,13 +202,15 @@ class ApptainerRuntime(Runtime):
         if self._lost or self._instance is None or self._tree is None or self._commands is None:
             return False
         self._commands.expect_kill()
-        return await uninterrupted(in_thread(kill_within, self._instance.pid, {self._tree.warden_pid}))
+        clean: bool = await in_thread(kill_within, self._instance.pid, {self._tree.warden_pid})
+        return clean
 
     async def stop(self) -> None:
-        self._lost = self._lost or "it was stopped"
         await uninterrupted(self._stop())
 
     async def _stop(self) -> None:
+        await self._starting.end()
+        self._lost = self._lost or "it was stopped"
         clean = True
         if self._files is not None:
             self._files.close()
@@ -248,7 +256,7 @@ class ApptainerRuntime(Runtime):
             argv = list(command) if not isinstance(command, str) else await self._files.script(number, command)
             fed = self.root / "run" / f"{number}.stdin" if stdin else None
             if fed is not None and stdin is not None:
-                await uninterrupted(in_thread(write_private, fed, stdin))
+                await in_thread(write_private, fed, stdin)
         except RuntimeFault as exc:
             return ExecResult(ExecKind.COULD_NOT_START, message=str(exc))
         except OSError as exc:
@@ -256,7 +264,7 @@ class ApptainerRuntime(Runtime):
         order = Order(
             argv,
             folder,
-            self._env(env, folder, who),
+            {**environment.standard(who), **self._environment, **self.spec.env, **(env or {}), "PWD": folder},
             who.ids if os.geteuid() == 0 else None,
             fed,
             None if log is None else self.host_log_dir / log,
@@ -264,12 +272,12 @@ class ApptainerRuntime(Runtime):
         )
         try:
             result = await self._commands.run(order, timeout_s)
-        except WardenLost:
-            self._lost = self._lost or await self._why_lost(killed)
-            return ExecResult(ExecKind.SANDBOX_LOST, message=self._lost)
         finally:
             if isinstance(command, str):
                 await uninterrupted(self._files.remove_script(number))
+        if result.kind is ExecKind.SANDBOX_LOST:
+            self._lost = self._lost or await self._why_lost(killed)
+            return replace(result, message=self._lost)
         return result if result.ok else await self._with_memory(result, killed)
 
     async def _with_memory(self, result: ExecResult, killed: int) -> ExecResult:
@@ -286,11 +294,6 @@ class ApptainerRuntime(Runtime):
                 return f"the process that its commands hang under was killed: {OUT_OF_MEMORY}"
             return "the process that its commands hang under was killed"
         return "its instance has ended"
-
-    def _env(self, env: Mapping[str, str] | None, folder: str, who: User) -> dict[str, str]:
-        home = who.home or ("/root" if who.uid == 0 else SESSION_DIR)
-        standard = {"LANG": "C.UTF-8", "TERM": "dumb", "PATH": PATH, "HOME": home, "SHELL": "/bin/bash"}
-        return {**standard, **self._environment, **self.spec.env, **(env or {}), "PWD": folder}
 
     # --- files
 
@@ -335,19 +338,16 @@ class ApptainerRuntime(Runtime):
         except OSError as exc:
             raise RuntimeFault(cannot(f"the sandbox's folder {self.root} cannot be made", exc)) from exc
 
-    async def _image_environment(self, program: Program, image: Path) -> dict[str, str]:
-        """What the image sets for its programs, as the program (which reads its scripts) has it."""
-        said = await program.call(
-            "exec", "--cleanenv", "--pwd", "/", f"instance://{self._name}", "env", "-0", run_dir=self.root / "run"
-        )
-        if said.code != 0:
-            raise RuntimeFault(f"image '{self.spec.image}' runs no commands: {said.why}")
-        pairs = (entry.decode("utf-8", "surrogateescape").partition("=") for entry in said.out.split(b"\0") if entry)
-        environment = {name: text for name, _, text in pairs if not name.startswith(NOT_OF_IMAGE)}
-        if environment.get("LANG") == "C":
-            # The program's own, where the image has none.
-            del environment["LANG"]
-        return environment
+    def _hold(self, snapshot: str) -> None:
+        self._layers, self._held = Layers(self._store).use(snapshot)
+
+    def _open(self, pid: int) -> InsideFiles:
+        self._files = files = InsideFiles(pid)
+        return files
+
+
+async def _brought(spec: RuntimeSpec, host: Host, program: Program) -> Image:
+    return await bring(spec.image, program, host.settings.apptainer.images_mb)
 
 
 def store_of(host: Host) -> Path | None:

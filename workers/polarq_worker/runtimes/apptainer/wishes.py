@@ -6,13 +6,14 @@ import os
 from pathlib import Path, PurePosixPath
 
 from polarq.contracts.specs import RuntimeSpec
+from polarq_worker.runtimes import shm
 from polarq_worker.runtimes.apptainer import limits
 from polarq_worker.runtimes.apptainer.instance import CAPABILITIES
 from polarq_worker.runtimes.apptainer.program import find, missing
 from polarq_worker.runtimes.base import Host
 
 NVIDIA = Path("/dev/nvidiactl")
-KWARGS = {"volumes"}
+KWARGS = {"volumes", shm.KEY}
 
 
 def problems(spec: RuntimeSpec, host: Host) -> list[str]:
@@ -47,7 +48,7 @@ def problems(spec: RuntimeSpec, host: Host) -> list[str]:
             f"workdir: '{spec.workdir}' has '..' in it; give the path without",
         ),
     ]
-    lines += [line for wished, line in wishes if wished]
+    lines += [*(line for wished, line in wishes if wished), *shm.problems(spec)]
     volumes = spec.kwargs.get("volumes", [])
     if not isinstance(volumes, list) or not all(isinstance(volume, str) for volume in volumes):
         lines.append("kwargs.volumes: a list of texts like /host/path:/path/in/it:ro is needed")

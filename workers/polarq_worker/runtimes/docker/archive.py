@@ -16,9 +16,9 @@ import aiohttp
 from aiodocker import Docker, DockerError
 
 from polarq.errors import DiskFull, RuntimeFault
+from polarq_worker.runtimes.archives.tar import Entry, Kind, TarReader
+from polarq_worker.runtimes.archives.unpack import TooLong, Unpacker
 from polarq_worker.runtimes.docker.daemon import asking
-from polarq_worker.runtimes.docker.tar import Entry, Kind, TarReader
-from polarq_worker.runtimes.docker.unpack import TooLong, Unpacker
 from polarq_worker.runtimes.fetched import TooLarge
 from polarq_worker.runtimes.texts import cannot
 

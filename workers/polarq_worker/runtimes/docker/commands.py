@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from aiodocker import Docker
 from aiodocker.execs import Exec
 from aiodocker.stream import Stream
+from aiohttp import ClientConnectionError
 
 from polarq.errors import RuntimeFault
 from polarq_worker.runtimes.docker.daemon import ANSWER_S, asking
 from polarq_worker.runtimes.docker.printed import Printed
 from polarq_worker.runtimes.docker.records import Records
+from polarq_worker.runtimes.docker.shell import Secrets
 
 STDOUT, STDERR = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What the command's shell told. `how` is a letter of `shell.RUN`; blank: the streams ended without a word."""
+    """What the command's shell told. `how` is N, F, E or K of `shell.RUN`; blank: the streams ended without a word."""
 
     how: str = ""
     why: str = ""
@@ -31,10 +34,10 @@ class Ending:
 
 
 class Command:
-    """See the module. `token` is nobody else's."""
+    """See the module. `secrets` are nobody else's."""
 
-    def __init__(self, docker: Docker, container: str, token: str, out: Printed, err: Printed) -> None:
-        self.token = token
+    def __init__(self, docker: Docker, container: str, secrets: Secrets, out: Printed, err: Printed) -> None:
+        self.secrets = secrets
         self.out = out
         self.err = err
         self.pid = ""
@@ -46,8 +49,9 @@ class Command:
         """Why the daemon did not carry it out, or stopped telling of it."""
         self._docker = docker
         self._container = container
-        self._records = {STDOUT: Records(token), STDERR: Records(token)}
+        self._records = {STDOUT: Records(secrets.token), STDERR: Records(secrets.token)}
         self._before = (0, 0)
+        self._not_executed = False
         self._ending: Ending | None = None
         self._out_ended = False
         self._exec: Exec | None = None
@@ -69,9 +73,10 @@ class Command:
             async with asking("run a command", None):
                 async with asyncio.timeout(ANSWER_S):
                     container = self._docker.containers.container(self._container)
-                    self._exec = await container.exec(argv, user=user, environment=dict(env))
+                    self._exec = await container.exec(argv, user=user, environment=dict(env), stdin=True)
                 stream = self._exec.start(detach=False)
                 try:
+                    await told(stream, self.secrets)
                     while (message := await stream.read_out()) is not None:
                         self._take(message.stream, message.data)
                 finally:
@@ -103,9 +108,12 @@ class Command:
                 self.begun.set()
             case ["E"] if stream == STDOUT:
                 self._out_ended = True
-            case ["E" | "K" | "F" as how, code, ooms, full] if all(map(str.isdecimal, (code, ooms, full))):
+            case ["F"]:
+                self._not_executed = True
+            case ["E" | "K" as how, code, ooms, full] if all(map(str.isdecimal, (code, ooms, full))):
                 before = self._before
-                self._ending = Ending(how, "", int(code), int(ooms) - before[0], int(full) - before[1])
+                kind = "F" if self._not_executed else how
+                self._ending = Ending(kind, "", int(code), int(ooms) - before[0], int(full) - before[1])
         # Each record lies behind all that the command itself wrote on that stream.
         if self._ending is not None and self._out_ended:
             self._settle(self._ending)
@@ -115,19 +123,31 @@ class Command:
             self.ended.set_result(ending)
 
 
-async def said(docker: Docker, container: str, argv: Sequence[str], limit_s: float = ANSWER_S) -> bytes:
-    """What a small script of ours prints, run as root. Raises `RuntimeFault`."""
+async def said(
+    docker: Docker, container: str, argv: Sequence[str], limit_s: float = ANSWER_S, secrets: Secrets | None = None
+) -> bytes:
+    """What a small script of ours prints, run as root; `secrets` are what it reads first. Raises `RuntimeFault`."""
     found = bytearray()
     async with asking("run a command", limit_s):
-        execution = await docker.containers.container(container).exec(argv, user="0:0")
+        has_input = secrets is not None
+        execution = await docker.containers.container(container).exec(argv, user="0:0", stdin=has_input)
         stream = execution.start(detach=False)
         try:
+            if secrets is not None:
+                await told(stream, secrets)
             while (message := await stream.read_out()) is not None:
                 if message.stream == STDOUT:
                     found += message.data
         finally:
             await closed(stream)
     return bytes(found)
+
+
+async def told(stream: Stream, secrets: Secrets) -> None:
+    """Starts what reads them."""
+    # One that ended before it read them says why on its streams.
+    with suppress(ConnectionError, ClientConnectionError):
+        await stream.write_in(secrets.line)
 
 
 async def closed(stream: Stream) -> None:

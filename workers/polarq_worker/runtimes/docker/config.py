@@ -10,6 +10,7 @@ from typing import Any
 
 from polarq.contracts.specs import RuntimeSpec
 from polarq_worker.network.way_out import PROXY_VARIABLES
+from polarq_worker.runtimes import shm
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.docker.shell import MAIN
 
@@ -27,7 +28,7 @@ CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_S
 """What package managers, `su` and servers on low ports need as root. Not Docker's other ones: raw sockets, device
 files, file capabilities, chroot, audit."""
 SOCKETS = "/run/polarq"
-KWARGS = {"volumes", "shm_mb"}
+KWARGS = {"volumes", shm.KEY}
 ATTEMPT = re.compile(r"^(?P<rollout>.+)-\d+-[a-z]+$")
 
 
@@ -49,10 +50,7 @@ def problems(spec: RuntimeSpec) -> list[str]:
         volumes = []
     for key, texts in (("kwargs.volumes", volumes), ("internet_volumes", spec.internet_volumes)):
         lines += [f"{key}: '{text}' is not like /host/path:/path/in/it:ro" for text in texts if not _is_volume(text)]
-    shm_mb = spec.kwargs.get("shm_mb", 64)
-    if isinstance(shm_mb, bool) or not isinstance(shm_mb, int) or shm_mb <= 0:
-        lines.append("kwargs.shm_mb: a whole number above 0 is needed")
-    return lines
+    return lines + shm.problems(spec)
 
 
 def _is_volume(text: str) -> bool:
@@ -122,7 +120,7 @@ def container(
             "PidsLimit": spec.max_processes or settings.max_processes,
             "LogConfig": {"Type": "none", "Config": {}},
             "Binds": [*spec.kwargs.get("volumes", []), *(spec.internet_volumes if online else [])],
-            "ShmSize": spec.kwargs.get("shm_mb", 64) << 20,
+            "ShmSize": shm.size(spec),
         },
     }
     if not online:

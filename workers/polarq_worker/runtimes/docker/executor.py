@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from aiodocker import Docker, DockerError
@@ -16,13 +15,13 @@ from aiodocker import Docker, DockerError
 from polarq.contracts.rollout import ExecKind
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import BackendAway, RuntimeFault
+from polarq_worker.runtimes.archives.pack import END, Owner, Packer
 from polarq_worker.runtimes.base import ExecResult
 from polarq_worker.runtimes.docker import shell
 from polarq_worker.runtimes.docker.archive import Archive
 from polarq_worker.runtimes.docker.commands import Command, Ending, said
 from polarq_worker.runtimes.docker.daemon import asking
 from polarq_worker.runtimes.docker.outcome import Outcome, refusal, result_of
-from polarq_worker.runtimes.docker.pack import END, Owner, Packer
 from polarq_worker.runtimes.docker.printed import Printed
 from polarq_worker.runtimes.processes import uninterrupted
 
@@ -72,12 +71,12 @@ class Executor:
         if self.lost:
             return ExecResult(ExecKind.SANDBOX_LOST, message=self.lost)
         outs = [Printed(max_output_bytes, log and log.with_name(f"{log.name}.{end}")) for end in ("stdout", "stderr")]
-        running = Command(self._docker, self._container, secrets.token_hex(16), outs[0], outs[1])
+        running = Command(self._docker, self._container, shell.Secrets.new(), outs[0], outs[1])
         self._commands.add(running)
         kind, ending, message = ExecKind.EXITED, Ending(), ""
         try:
             async with asyncio.timeout(max(timeout_s, 0.0)):
-                argv, env = await self._brought(running.token, command, cwd, env, stdin, owner)
+                argv, env = await self._brought(running.secrets, command, cwd, env, stdin, owner)
                 running.begin(argv, env, user)
                 ending = await asyncio.shield(running.ended)
         except TimeoutError:
@@ -123,6 +122,9 @@ class Executor:
         """Kills what commands have left running; whether nothing of it is left."""
         left = [command for command in self._commands if command.reading is not None and not command.reading.done()]
         await asyncio.gather(*(uninterrupted(self._end(command, whole=True)) for command in left))
+        if not self.lost:
+            # What killed its own docker-init is nobody's.
+            await uninterrupted(self._kill("", shell.Secrets.new()))
         return not self.lost
 
     def lose(self, why: str) -> None:
@@ -142,7 +144,7 @@ class Executor:
 
     async def _brought(
         self,
-        token: str,
+        secrets: shell.Secrets,
         command: str | Sequence[str],
         cwd: str,
         env: Mapping[str, str],
@@ -157,14 +159,14 @@ class Executor:
             sent[shell.SCRIPT] = script.decode()
         files = {"sh": script if by_file else None, "in": stdin or None}
         if any(files.values()):
-            await Archive(self._docker, self._container).put("bring a command in", _files(token, files, owner))
+            await Archive(self._docker, self._container).put("bring a command in", _files(secrets.stem, files, owner))
         odd = [f"{key}={sent.pop(key)}" for key in list(sent) if not PORTABLE.match(key)]
         if odd and script is None:
             # A shell in between may drop a variable with a name that it could not have itself.
             argv = ["env", *odd, *argv]
         elif odd:
             sent |= dict(entry.split("=", 1) for entry in odd)
-        line = shell.run(token, cwd=cwd, argv=argv, script=script is not None, in_file=by_file, has_input=bool(stdin))
+        line = shell.run(cwd=cwd, argv=argv, script=script is not None, in_file=by_file, has_input=bool(stdin))
         return line, sent
 
     # --- out
@@ -250,26 +252,27 @@ class Executor:
             return await self._kill_all()
         if running.ended.done() and not whole:
             return ""
+        note = await self._kill(running.pid, running.secrets)
+        if not self.lost and running.reading is not None:
+            await asyncio.wait([running.reading], timeout=DRAIN_S)
+        return note
+
+    async def _kill(self, pid: str, secrets: shell.Secrets) -> str:
+        """As `shell.KILL` says; a note where more than that had to be killed."""
         for room in MORE_ROOM:
             try:
                 if room:
                     await self._update(self._max_processes + room)
-                killing = shell.kill(running.pid, running.token)
-                words = await said(self._docker, self._container, killing, KILL_S)
+                words = await said(self._docker, self._container, shell.kill(pid), KILL_S, secrets)
             except RuntimeFault:
                 if await self.why_lost():
                     return ""
                 continue
-            if words.strip() == b"gone":
+            if f"gone {secrets.token}\n".encode() in words:
                 if room:
                     await self._update(self._max_processes)
-                await self._drain(running)
                 return ""
         return await self._kill_all()
-
-    async def _drain(self, running: Command) -> None:
-        if running.reading is not None:
-            await asyncio.wait([running.reading], timeout=DRAIN_S)
 
     async def _kill_all(self) -> str:
         with suppress(RuntimeFault):
@@ -300,10 +303,9 @@ def _is_text(script: bytes) -> bool:
         return False
 
 
-def _files(token: str, files: Mapping[str, bytes | None], owner: Owner) -> Iterator[bytes]:
-    stem = str(PurePosixPath(shell.stem(token))).lstrip("/")
+def _files(stem: str, files: Mapping[str, bytes | None], owner: Owner) -> Iterator[bytes]:
     packer = Packer(owner)
     for ending, data in files.items():
         if data is not None:
-            yield from packer.entry(f"{stem}.{ending}", data, 0o600)
+            yield from packer.entry(f"{stem.lstrip('/')}.{ending}", data, 0o600)
     yield END

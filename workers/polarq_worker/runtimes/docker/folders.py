@@ -7,13 +7,13 @@ from pathlib import PurePosixPath
 
 from aiodocker import Docker
 
+from polarq_worker.runtimes.archives.pack import END, Owner, Packer, parents_of
+from polarq_worker.runtimes.archives.unpack import Unpacker
 from polarq_worker.runtimes.base import SESSION_DIR, SandboxLayout
 from polarq_worker.runtimes.docker import shell
 from polarq_worker.runtimes.docker.archive import Archive
 from polarq_worker.runtimes.docker.commands import said
 from polarq_worker.runtimes.docker.daemon import Refusal
-from polarq_worker.runtimes.docker.pack import END, Owner, Packer, parents_of
-from polarq_worker.runtimes.docker.unpack import Unpacker
 from polarq_worker.runtimes.fetched import Fetched
 
 MAX_LEFT_OUT = 32

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiodocker import Docker, DockerError
 
-from polarq.errors import RuntimeFault
+from polarq.errors import CannotBeKept, RuntimeFault
 from polarq_worker.runtimes.base import Host, Snapshot
 from polarq_worker.runtimes.docker import config
 from polarq_worker.runtimes.docker.daemon import asking, connected
@@ -21,7 +21,7 @@ _committing: set[str] = set()
 
 
 async def take(docker: Docker, host: Host, container: str, name: str, *, user: str, image_id: str) -> Snapshot:
-    """Raises `RuntimeFault`, above all for an image with volumes: no image keeps what is in them."""
+    """Raises `CannotBeKept` for an image with volumes, of which no image keeps what is in them; `RuntimeFault`."""
     what = f"snapshot {name}"
     if not PLAIN.match(name):
         raise RuntimeFault(f"{what}: a name of letters, digits, '.', '_' and '-' is needed")
@@ -29,18 +29,18 @@ async def take(docker: Docker, host: Host, container: str, name: str, *, user: s
         described = await docker.containers.container(container).show()
         volumes = sorted((described["Config"].get("Volumes") or {}).keys())
         if volumes:
-            raise RuntimeFault(f"{what}: its image declares volumes ({', '.join(volumes)}), which no snapshot keeps")
+            raise CannotBeKept(f"{what}: its image declares volumes ({', '.join(volumes)}), which no snapshot keeps")
         labels = {**config.own(host), config.SNAPSHOT: name, config.IMAGE: image_id}
         labels |= {config.RUNTIME: "", config.ROLLOUT: "", config.INCARNATION: host.incarnation}
         _committing.add(container)
         try:
-            await docker.containers.container(container).commit(
-                repository=REPOSITORY,
-                tag=_tag(host, name),
+            made = await docker.containers.container(container).commit(
                 config={"Labels": labels},
                 # Of these Podman reads only the changes.
                 changes=[f"LABEL {config.SNAPSHOT}={name}", f"USER {user or '0:0'}"],
             )
+            # Named by us: what the daemon still commits for a worker that is dead never gets a name, and is swept.
+            await docker.images.tag(made["Id"], REPOSITORY, tag=_tag(host, name))
         finally:
             _committing.discard(container)
     reference = f"{REPOSITORY}:{_tag(host, name)}"
@@ -71,14 +71,18 @@ async def drop(host: Host, reference: str) -> None:
         await clean(docker, host)
 
 
-async def clean(docker: Docker, host: Host) -> None:
-    """Removes what has lost its name, or never got one, and is not in use. Raises `RuntimeFault`."""
+async def clean(docker: Docker, host: Host, *, alone: bool = False) -> None:
+    """Removes what has lost its name, or never got one, and is not in use: what this worker made, and where it is
+    `alone` on its node, all of it. Raises `RuntimeFault`."""
     if _committing:
         return
     async with asking("list snapshots"):
         images = await docker.images.list(filters=_ours(host, dangling=["true"]))
     for image in images:
-        if config.is_own(image.get("Labels"), host) and config.SNAPSHOT in image["Labels"] and not _names(image):
+        labels = image.get("Labels") or {}
+        if not config.is_own(labels, host) or config.SNAPSHOT not in labels or _names(image):
+            continue
+        if alone or labels.get(config.INCARNATION) == host.incarnation:
             await _removed(docker, image["Id"], force=False)
 
 

@@ -25,6 +25,8 @@ from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import ImageMissing, RuntimeFault, SandboxLost
 from polarq_worker.network.forwarder import forwarded_door
 from polarq_worker.network.way_out import WayOut
+from polarq_worker.runtimes.archives.pack import Owner, Packer, parents_of
+from polarq_worker.runtimes.archives.unpack import Unpacker
 from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout, Snapshot
 from polarq_worker.runtimes.confined import parts_of
 from polarq_worker.runtimes.docker import config, doors, images, kept
@@ -33,13 +35,12 @@ from polarq_worker.runtimes.docker.commands import said
 from polarq_worker.runtimes.docker.daemon import Refusal, address, asking, connect, connected
 from polarq_worker.runtimes.docker.executor import Executor
 from polarq_worker.runtimes.docker.folders import session_folders, whole_folder
-from polarq_worker.runtimes.docker.pack import Owner, Packer, parents_of
 from polarq_worker.runtimes.docker.remove import removed
-from polarq_worker.runtimes.docker.unpack import Unpacker
 from polarq_worker.runtimes.docker.users import owner_of
 from polarq_worker.runtimes.fetched import Fetched
 from polarq_worker.runtimes.folder import remove_tree
 from polarq_worker.runtimes.processes import uninterrupted
+from polarq_worker.runtimes.starting import Starting
 from polarq_worker.runtimes.texts import cannot
 
 START_S = 600.0
@@ -53,6 +54,7 @@ class DockerRuntime(Runtime):
     def __init__(self, spec: RuntimeSpec, *, runtime_id: str, root: Path, host: Host | None = None) -> None:
         super().__init__(spec, runtime_id=runtime_id, root=root, host=host)
         self._container = config.name(runtime_id, self.host)
+        self._starting = Starting()
         self._docker: Docker | None = None
         self._executor: Executor | None = None
         self._stopped = False
@@ -124,7 +126,7 @@ class DockerRuntime(Runtime):
                 if runtime_id not in keep and config.is_own(container["Labels"], host):
                     await removed(docker, container.id)
                     swept.append(runtime_id)
-            await kept.clean(docker, host)
+            await kept.clean(docker, host, alone=True)
         return swept
 
     # --- its life
@@ -138,7 +140,10 @@ class DockerRuntime(Runtime):
         return self.root / "logs"
 
     async def start(self, *, snapshot: str | None = None, online: bool = True) -> None:
-        await in_thread(self._make_folders)
+        await self._starting.run(self._start(snapshot, online))
+
+    async def _start(self, snapshot: str | None, online: bool) -> None:
+        await uninterrupted(in_thread(self._make_folders))
         self._docker = docker = connect(self.host)
         image = self.spec.image.strip()
         if snapshot is None:
@@ -352,6 +357,7 @@ class DockerRuntime(Runtime):
             log.write(f"{line}\n")
 
     async def _stop(self) -> None:
+        await self._starting.end()
         try:
             if self._docker is not None:
                 if self._asked_for:

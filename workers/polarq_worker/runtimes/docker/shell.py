@@ -4,9 +4,17 @@ A command is started as `docker-init -s -- sh -c RUN ...`. docker-init (mounted 
 has another one) is a subreaper there: whatever descends from the command stays below it, in whatever session, so that
 KILL finds it. The shell tells how things go by records in the streams themselves, each written at once and behind all
 that the command wrote: \\001, the command's token, a space, a line.
+
+Whatever else runs in the container sees command lines, and of its own user's processes the environment and the open
+files. So the token is in neither: the shell reads it from its input, and nothing that it starts inherits it. What that
+cannot keep out: a process that may trace others of its own user, and root in the container, who can put another sh in
+the place of this one. A verifier that is to be believed then has a fresh sandbox.
 """
 
 from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
 
 RUN_DIR = "/polar/run"
 """Scripts and input of commands; writable for every user of the container, like /tmp."""
@@ -19,9 +27,11 @@ exec /run/podman-init -- /bin/sh -c "$0" "$@"
 MAIN = "while read -r _; do :; done; exec sleep 2147483647"
 """The container's main process: its input never ends."""
 
-RUN = r"""unset POLARQ_SHELL
-q_t=$1 q_f=$2 q_w=$3 q_m=$4 q_i=$5
-shift 5
+RUN = r"""set +a
+unset POLARQ_SHELL q_t q_f q_s
+read -r q_t q_f q_s
+q_w=$1 q_m=$2 q_i=$3
+shift 3
 say() { printf '\001%s %s\n' "$q_t" "$*"; }
 counter() {
   q_n=0
@@ -65,35 +75,42 @@ if [ "$q_m" != argv ]; then
 fi
 counters
 say S "$PPID" "$q_o" "$q_p" >&2
-exec 3>&2 2>"$q_f.how"
-(trap 'echo F >"$q_f.how"' EXIT; exec "$@" 2>&3 3>&-)
+exec 3>&2 2>"$q_s"
+(exec 2>&3 3>&-; trap 'say F >&2' EXIT; exec "$@")
 q_c=$?
 exec 2>&3 3>&-
-q_h=
-[ -s "$q_f.how" ] && read -r q_h <"$q_f.how"
-case $q_h in '') q_h=E ;; F) ;; *) q_h=K ;; esac
+q_h=E
+[ "$q_c" -gt 128 ] && [ -s "$q_s" ] && q_h=K
 counters
 say E
 say "$q_h" "$q_c" "$q_o" "$q_p" >&2
-rm -f "$q_f.how" "$q_f.sh"
+rm -f "$q_s" "$q_f.sh"
 q_n=1
 while { q_k=; read -r q_k <"/proc/$PPID/task/$PPID/children"; } 2>/dev/null; [ -n "$q_k" ] && [ "$q_k" != "$$" ]; do
   sleep "$q_n" || exit 0
   [ "$q_n" -ge 16 ] || q_n=$((q_n * 2))
 done
 """
-"""token, stem of its files, folder, `argv`, `env` or `file` (where the script is), `in` or `-`, then an argv.
+"""folder, `argv`, `env` or `file` (where the script is), `in` or `-`, then an argv; its input is `Secrets.line`.
 
 Records: on stderr `S <pid of docker-init> <oom kills> <times that the process limit was hit>`, or `N <why>` when it
-cannot be; at the end on stdout `E`, and on stderr `E`, `K` or `F` with the exit code and both counters. K: a signal
-ended it, for the shell had something to say then, which goes into a file of its own (shells say nothing of INT and
-PIPE, bash nothing of TERM: those look like an exit code of 128 and more). F: it could not be executed. Then it waits
+cannot be, and `F` when it could not be executed; at the end on stdout `E`, and on stderr `E` or `K` with the exit code
+and both counters. K: a signal ended it, for the shell had something to say then, which goes into a file of its own
+(shells say nothing of INT and PIPE, bash nothing of TERM: those look like an exit code of 128 and more). Then it waits
 for whatever the command left behind, which may go on using both streams.
 """
 
 KILL = r"""r=$1
+read -r q_t q_f q_s
 tree() {
   all= level=$r
+  if [ -z "$r" ]; then
+    k=
+    read -r k </proc/1/task/1/children
+    set -- $k
+    [ "$#" -gt 0 ] && shift
+    level=$* all=$*
+  fi
   while [ -n "$level" ]; do
     next=
     for q in $level; do
@@ -119,11 +136,12 @@ while [ "$i" -lt 200 ]; do
   i=$((i + 1))
   [ "$i" -lt 4 ] || sleep 0.05 2>/dev/null || sleep 1
 done
-rm -f "$2.how" "$2.sh" "$2.in"
-[ -n "$all" ] && echo "left $all" || echo gone
+rm -f "$q_s" "$q_f.sh" "$q_f.in"
+[ -n "$all" ] && echo "left $all" || echo "gone $q_t"
 """
-"""pid of a command's docker-init, stem of its files. Kills what is below the process: stopped first, so that it can
-neither fork nor flee, then again until none is left."""
+"""pid of a command's docker-init, or blank; its input is `Secrets.line`. Kills what is below the process (blank: what
+lost its own and came to be below the container's first, beside the main one): stopped first, so that it can neither
+fork nor flee, then again until none is left."""
 
 NAMES = r"""cd "$1" && for f in * .[!.]* ..?*; do
   if [ -e "$f" ] || [ -L "$f" ]; then printf '%s\0' "$f"; fi
@@ -131,16 +149,31 @@ done"""
 """The names in a folder, each with a NUL behind it."""
 
 
-def run(token: str, *, cwd: str, argv: list[str], script: bool, in_file: bool, has_input: bool) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What one of our shells is told on its input. Nobody can make a file of these names before it does."""
+
+    token: str
+    stem: str
+    """Of the files that its script and its command's input are in."""
+    says: str
+    """A file for what it says itself."""
+
+    @classmethod
+    def new(cls) -> Secrets:
+        return cls(secrets.token_hex(16), f"{RUN_DIR}/{secrets.token_hex(16)}", f"{RUN_DIR}/{secrets.token_hex(16)}")
+
+    @property
+    def line(self) -> bytes:
+        return f"{self.token} {self.stem} {self.says}\n".encode()
+
+
+def run(*, cwd: str, argv: list[str], script: bool, in_file: bool, has_input: bool) -> list[str]:
     """The command line of a command. `in_file`: its script was uploaded, else it is in its environment."""
     mode = ("file" if in_file else "env") if script else "argv"
     head = ["/bin/sh", "-c", START, f'eval "${SHELL}"', "polarq"]
-    return [*head, token, stem(token), cwd, mode, "in" if has_input else "-", *argv]
+    return [*head, cwd, mode, "in" if has_input else "-", *argv]
 
 
-def kill(pid: str, token: str) -> list[str]:
-    return ["/bin/sh", "-c", KILL, "polarq", pid, stem(token)]
-
-
-def stem(token: str) -> str:
-    return f"{RUN_DIR}/{token}"
+def kill(pid: str) -> list[str]:
+    return ["/bin/sh", "-c", KILL, "polarq", pid]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from polarq.errors import RuntimeFault
+from polarq_worker.runtimes.archives.pack import Owner
 from polarq_worker.runtimes.docker.archive import Archive
-from polarq_worker.runtimes.docker.pack import Owner
 
 LARGEST = 1 << 20
 

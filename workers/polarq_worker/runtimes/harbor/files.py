@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 
 from polarq.errors import RuntimeFault
 from polarq_worker.runtimes import confined
-from polarq_worker.runtimes.docker.tar import BrokenArchive
-from polarq_worker.runtimes.docker.unpack import TooLong, Unpacker
+from polarq_worker.runtimes.archives.tar import BrokenArchive
+from polarq_worker.runtimes.archives.unpack import TooLong, Unpacker
 from polarq_worker.runtimes.fetched import Fetched, TooLarge
 from polarq_worker.runtimes.harbor.environment import Environment, asking
 from polarq_worker.runtimes.texts import cannot

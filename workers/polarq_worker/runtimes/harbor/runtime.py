@@ -35,6 +35,7 @@ from polarq_worker.runtimes.harbor.environment import Environment, asking
 from polarq_worker.runtimes.harbor.files import Transfers, mode_of
 from polarq_worker.runtimes.harbor.orders import decoded, result_of, write_order
 from polarq_worker.runtimes.processes import uninterrupted
+from polarq_worker.runtimes.starting import Starting
 from polarq_worker.runtimes.texts import cannot
 
 INSIDE = Path(__file__).with_name("inside.sh")
@@ -57,6 +58,7 @@ class HarborRuntime(Runtime):
         self._layout = SandboxLayout.below(SESSION_DIR)
         self._numbers = itertools.count(1)
         self._environment: Environment | None = None
+        self._starting = Starting()
         self._running: set[asyncio.Task[dict[str, list[str]]]] = set()
         self._made = False
         self._lost = "it was not started"
@@ -149,10 +151,13 @@ class HarborRuntime(Runtime):
     async def start(self, *, snapshot: str | None = None, online: bool = True) -> None:
         if snapshot is not None or not online:
             raise RuntimeFault("the harbor runtime keeps no snapshots and cuts no sandbox off")
-        await asyncio.to_thread(self._make_folders)
+        await self._starting.run(self._start())
+
+    async def _start(self) -> None:
+        await uninterrupted(asyncio.to_thread(self._make_folders))
         made = await asyncio.to_thread(environment.make, self.spec, self._session, self.root)
         self._environment = made
-        await asyncio.to_thread(self._write_note)
+        await uninterrupted(asyncio.to_thread(self._write_note))
         async with asking("the sandbox cannot be started"):
             await made.start(False)
         self._lost = ""
@@ -168,10 +173,11 @@ class HarborRuntime(Runtime):
         await self._shell(f"chmod 644 {OWN_DIR}/inside.sh", "the sandbox cannot be started")
 
     async def stop(self) -> None:
-        self._lost = self._lost or "it was stopped"
         await uninterrupted(self._stop())
 
     async def _stop(self) -> None:
+        await self._starting.end()
+        self._lost = self._lost or "it was stopped"
         made, self._environment = self._environment, None
         try:
             if made is not None:

@@ -1,0 +1,1 @@
+"""Results as files of other programs, and back: one file per format, `FORMATS` names them."""

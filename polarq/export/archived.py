@@ -1,0 +1,41 @@
+"""An archive as a source of exports."""
+
+from __future__ import annotations
+
+from polarq.contracts.rollout import RolloutResult
+from polarq.contracts.task import maybe_rollout_id
+from polarq.errors import InvalidInput
+from polarq.export.base import Group, Rollout, Verdict
+from polarq.store.archive import Archive
+
+
+def archived_tasks(archive: Archive, run_id: str | None) -> list[str]:
+    """The tasks of a run, or all there are. Raises `ArchiveFailed`, and `PayloadCorrupt` for a task's request."""
+    return [one for one in archive.task_ids() if run_id is None or _run_of(archive, one) == run_id]
+
+
+def archived_group(archive: Archive, target: str) -> Group:
+    """A task, or one rollout of it. Raises `InvalidInput` for what is not there, and `ArchiveFailed`."""
+    task_id, indices = target, archive.indices(target)
+    if not indices and (one := maybe_rollout_id(target)) is not None:
+        task_id = one[0]
+        indices = [index for index in archive.indices(task_id) if index == one[1]]
+    if not indices:
+        raise InvalidInput(target, [f"is no task and no rollout of the archive {archive.root}"])
+    return Group(task_id, [_rollout(archive, task_id, index) for index in indices])
+
+
+def _run_of(archive: Archive, task_id: str) -> str:
+    told = archive.run_of(task_id)
+    return told if told is not None else archive.result(task_id, archive.indices(task_id)[0]).run_id
+
+
+def _rollout(archive: Archive, task_id: str, index: int) -> Rollout:
+    def load() -> RolloutResult:
+        return archive.result(task_id, index)
+
+    def verdict() -> Verdict:
+        result = load()
+        return Verdict(result.outcome, None if result.reward is None else result.reward.outcome)
+
+    return Rollout(f"{task_id}.{index}", verdict, load)

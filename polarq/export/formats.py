@@ -1,0 +1,88 @@
+"""The formats by name, and the files that can be read back."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from polarq.contracts.base import ID_PATTERN
+from polarq.contracts.rollout import RolloutResult
+from polarq.errors import InvalidInput
+from polarq.export.base import Record
+from polarq.export.from_atif import result_of_document
+from polarq.export.jsonl import read_lines
+from polarq.export.parquet import read_parquet
+from polarq.export.polar import results_of_sessions
+from polarq.export.rows import SCHEMA as ROWS
+from polarq.export.rows import read_row, results_of_rows
+from polarq.trainers.rows import Row
+
+NAMES = ("parquet", "jsonl", "sft", "polar", "atif", "completions")
+
+
+def read_results(path: Path) -> Iterator[RolloutResult]:
+    """The rollouts of an exported file, or of a folder of ATIF documents, told by what is in it.
+
+    Of rows there is no more than the rows have: no messages, turns or lineage. Raises `InvalidInput`.
+    """
+    if path.is_dir():
+        return _of_documents(path)
+    if not path.is_file():
+        raise InvalidInput(str(path), ["there is no such file"])
+    if path.suffix == ".parquet":
+        return results_of_rows(read_parquet(path))
+    if path.suffix == ".json":
+        return _of_json(path)
+    return _of_lines(path)
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a file of the formats `parquet` and `jsonl`, as they were exported. Raises `InvalidInput`."""
+    records = read_parquet(path) if path.suffix == ".parquet" else read_lines(path)
+    return map(read_row, records)
+
+
+def _of_lines(path: Path) -> Iterator[RolloutResult]:
+    lines = read_lines(path)
+    first = next(lines, None)
+    if first is None:
+        return iter(())
+    records = itertools.chain([first], lines)
+    if first.get("schema") == ROWS:
+        return results_of_rows(records)
+    if "trajectory" in first and "session_id" in first:
+        return results_of_sessions(records)
+    known = f"rows of {ROWS}, or Polar's SessionResults; conversations (sft) and completions hold no results"
+    raise InvalidInput(str(path), [f"its first line is of no format that can be read back: {known}"])
+
+
+def _of_json(path: Path) -> Iterator[RolloutResult]:
+    document = _document(path)
+    if "trajectory" in document and "session_id" in document:
+        return results_of_sessions([document])
+    return iter([result_of_document(document, _name(path))])
+
+
+def _of_documents(folder: Path) -> Iterator[RolloutResult]:
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise InvalidInput(str(folder), ["holds no .json files"])
+    return (result_of_document(_document(path), _name(path)) for path in paths)
+
+
+def _document(path: Path) -> Record:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.DecodeError as exc:
+        raise InvalidInput(str(path), [f"is no JSON object: {exc}"]) from None
+
+
+def _name(path: Path) -> str:
+    """A document's file name as a task id."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip("_.-")[:100]
+    return name if re.fullmatch(ID_PATTERN, name) else "imported"

@@ -1,0 +1,152 @@
+"""An export on its way: parts and a journal in a hidden folder beside the target, until the target is whole.
+
+Each part is written under another name and renamed; then a line of the journal says which rollouts it holds and which
+were left out. A killed export goes on after the journal's last whole line. The target appears by one rename.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from polarq.errors import InvalidInput
+from polarq.export.base import Format, Record, cannot_write, whole_file
+
+_JOURNAL = "journal.jsonl"
+
+
+class Parts:
+    """One export's hidden folder, locked while it is open."""
+
+    def __init__(self, target: Path, form: Format, what: Mapping[str, Any], *, overwrite: bool = False) -> None:
+        """`what` tells this export from another one with the same target.
+
+        Raises `InvalidInput` when the target is there, is being written by another process, or was begun otherwise.
+        """
+        if (target.exists() or target.is_symlink()) and not overwrite:
+            raise InvalidInput(str(target), ["is there already; choose another --to, or give --overwrite"])
+        self.target = target
+        self.seen: set[str] = set()
+        """Rollouts that are through."""
+        self.skipped: Counter[str] = Counter()
+        self.records = 0
+        self.resumed = False
+        self._form = form
+        self._paths: list[Path] = []
+        self._folder = target.parent / f".{target.name}.polarq-export"
+        head = {"format": form.name, "settings": dict(form.settings), **what}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._journal = (self._folder / _JOURNAL).open("a+b")
+        except OSError as exc:
+            raise cannot_write(target, exc) from None
+        try:
+            self._lock()
+            self._take_up(json.loads(json.dumps(head)))
+        except BaseException:
+            self._journal.close()
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidInput(str(self.target), ["is being written by another export"]) from None
+
+    def _take_up(self, head: Record) -> None:
+        self._journal.seek(0)
+        lines = self._journal.read().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):
+            self._journal.truncate(sum(map(len, lines[:-1])))  # the export was killed while it wrote this line
+            lines.pop()
+        if not lines:
+            self._clear()
+            self._note(head)
+            return
+        begun = json.loads(lines[0])
+        if begun != head:
+            other = ", ".join(sorted(key for key in {*begun, *head} if begun.get(key) != head.get(key)))
+            told = f"was begun by another export ({other} differ); remove {self._folder}, or choose another --to"
+            raise InvalidInput(str(self.target), [told])
+        for line in lines[1:]:
+            part = json.loads(line)
+            self.resumed = True
+            self.seen.update(part["rollouts"])
+            self.skipped.update(part["skipped"])
+            self.records += part["records"]
+            self._paths += [self._folder / name for name in part["files"]]
+            self._form.remember(part["memory"])
+        self._clear()
+
+    def _clear(self) -> None:
+        """Removes what no line of the journal tells of: it was being written when the export was killed."""
+        known = {self._folder / _JOURNAL, *self._paths}
+        for path in self._folder.iterdir():
+            if path not in known:
+                path.unlink()
+
+    def add(self, made: Mapping[str, Sequence[Record]], skipped: Mapping[str, str]) -> None:
+        """Rollouts that are through: records by rollout id, and why others have none."""
+        if not made and not skipped:
+            return
+        files = self._written(made)
+        records = sum(map(len, made.values()))
+        self._note(
+            {
+                "files": [path.name for path in files],
+                "rollouts": [*made, *skipped],
+                "skipped": Counter(skipped.values()),
+                "records": records,
+                "memory": self._form.memory(),
+            }
+        )
+        self._paths += files
+        self.seen.update(made, skipped)
+        self.skipped.update(skipped.values())
+        self.records += records
+
+    def _written(self, made: Mapping[str, Sequence[Record]]) -> list[Path]:
+        if self._form.one_each:
+            named = {f"{rollout_id}{self._form.suffix}": records for rollout_id, records in made.items() if records}
+        else:
+            together = [record for records in made.values() for record in records]
+            named = {f"part-{len(self._paths):06d}{self._form.suffix}": together} if together else {}
+        paths = []
+        for name, records in named.items():
+            path = self._folder / name
+            with whole_file(path) as file:
+                self._form.write(file, records)
+            paths.append(path)
+        return paths
+
+    def _note(self, line: Record) -> None:
+        self._journal.write(json.dumps(line).encode() + b"\n")
+        self._journal.flush()
+        os.fsync(self._journal.fileno())
+
+    def finish(self) -> None:
+        """Puts the whole in its place, and removes the hidden folder."""
+        if not self._form.one_each:
+            with whole_file(self.target) as file:
+                self._form.join(self._paths, file)
+            shutil.rmtree(self._folder)
+            return
+        # Without its journal the folder is what the target shall be; killed here, the export begins anew.
+        (self._folder / _JOURNAL).unlink()
+        if self.target.is_dir() and not self.target.is_symlink():
+            shutil.rmtree(self.target)
+        else:
+            self.target.unlink(missing_ok=True)
+        self._folder.rename(self.target)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._journal.close()

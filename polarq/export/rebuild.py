@@ -1,0 +1,46 @@
+"""A rollout's captured calls built anew, offline: with another builder, other settings, or a later polarq."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polarq.contracts.completion import Completion
+from polarq.contracts.rollout import RolloutResult
+from polarq.errors import InvalidInput
+from polarq.registry import plugin
+from polarq.trajectory.base import Builder, rewarded
+
+
+def make_builder(strategy: str, config: Mapping[str, Any]) -> Builder:
+    """Raises `UnknownPlugin`, and `InvalidInput` for settings that it does not take."""
+    try:
+        builder: Builder = plugin("builders", strategy)(dict(config))
+    except ValueError as exc:
+        raise InvalidInput("settings of the builder", [str(exc)]) from None
+    return builder
+
+
+def rebuilt(builder: Builder, result: RolloutResult, calls: Sequence[Completion]) -> RolloutResult:
+    """The result with the trajectory that `builder` makes of its calls.
+
+    Each trace has the rollout's reward: rewards of single traces belonged to the traces before. It is trainable if it
+    was, and has something to train on.
+    """
+    trajectory = builder.build(calls, {"task_metadata": result.metadata})
+    before = result.trajectory
+    if before is not None:
+        kept = trajectory.fidelity.model_copy(update={"replays": before.fidelity.replays})
+        trajectory = trajectory.model_copy(update={"fidelity": kept})
+    reward = None
+    if result.reward is not None:
+        reward = result.reward.model_copy(update={"trace_rewards": None})
+        trajectory = rewarded(trajectory, reward)
+    trainable = result.outcome.trainable and trajectory.fidelity.trainable_tokens > 0
+    return result.model_copy(
+        update={
+            "trajectory": trajectory,
+            "reward": reward,
+            "outcome": result.outcome.model_copy(update={"trainable": trainable}),
+        }
+    )

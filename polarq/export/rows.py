@@ -1,0 +1,152 @@
+"""Rows in files: one record per trace (`polarq.rows/1`), and rows and results out of such records.
+
+| column | type | |
+| --- | --- | --- |
+| schema | string | `polarq.rows/1` |
+| run, group, rollout_id | string | group: the task; its rollouts are compared with one another |
+| rollout, trace | int32 | number of the rollout in its group, of the trace in its rollout |
+| prompt_ids, response_ids | list of int32 | the sequence is one after the other |
+| loss_mask | list of uint8 | over `response_ids`; 1: sampled by the policy, and to be trained on |
+| logprobs | list of float32 | over `response_ids`; natural logarithm; 0.0 under mask 0 |
+| reward | float64 or null | this row's; null: no verdict |
+| outcome_reward | float64 or null | the rollout's |
+| weight | float64 | 1 / number of the rollout's rows that may be trained on |
+| versions | list of {version: string, start, end: int32} | spans of `response_ids`: which policy sampled them |
+| oldest, newest | int64 or null | numbers of these policies; oldest null: unknown, which is older than any |
+| finish_reason | string or null | of the last call |
+| state, boundary, outcome | string | how the rollout ended, and why (`completed`, `none`, `ok`) |
+| unused | string or null | why it must not be trained on, only with `--all`; then `loss_mask` is 0 throughout |
+
+A trace's turns, messages and lineage are in the formats `polar` and `atif` and in the archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+from pydantic import ValidationError
+
+from polarq.contracts.completion import VersionSpan
+from polarq.contracts.rollout import Outcome, Reward, RolloutResult
+from polarq.contracts.trajectory import Fidelity, Trace, Trajectory
+from polarq.errors import InvalidInput
+from polarq.export.base import NOTHING_SAMPLED, Record, Skip, needed, why_not
+from polarq.trainers.rows import Row, row_of, rows, written_out
+
+SCHEMA = "polarq.rows/1"
+_INT32 = 2**31
+_ROW = (
+    "group", "rollout", "rollout_id", "trace", "prompt_ids", "response_ids", "loss_mask", "logprobs", "reward",
+    "weight", "oldest", "newest", "finish_reason",
+)  # fmt: skip
+
+
+def row_records(result: RolloutResult, *, everything: bool) -> list[Record]:
+    """The rollout's rows as records; with `everything` also what must not be trained on. Raises `Skip`."""
+    trajectory = written_out(needed(result))
+    whole = result.model_copy(update={"trajectory": trajectory})
+    made = {row.trace: _record(whole, row, None) for row in rows(whole)}
+    if everything:
+        made |= {trace.index: _unused(result, trace) for trace in trajectory.traces if trace.index not in made}
+    if not made:
+        nothing = not everything and trajectory.fidelity.sampled_tokens == 0
+        raise Skip(NOTHING_SAMPLED if everything or nothing else why_not(result.outcome))
+    return [made[trace] for trace in sorted(made)]
+
+
+def _unused(result: RolloutResult, trace: Trace) -> Record:
+    """A trace that must not be trained on, under a mask that says so."""
+    nothing = {"loss_mask": [0] * len(trace.response_ids), "logprobs": [0.0] * len(trace.response_ids)}
+    why = trace.untrainable or why_not(result.outcome)
+    return _record(result, row_of(result, trace.model_copy(update=nothing), 0.0), why)
+
+
+def _record(result: RolloutResult, row: Row, unused: str | None) -> Record:
+    return {
+        "schema": SCHEMA,
+        "run": result.run_id,
+        **{name: getattr(row, name) for name in _ROW},
+        "versions": [span.model_dump() for span in row.versions],
+        "outcome_reward": None if result.reward is None else result.reward.outcome,
+        "state": result.outcome.state.value,
+        "boundary": result.outcome.boundary.value,
+        "outcome": result.outcome.reason,
+        "unused": unused,
+    }
+
+
+def read_row(record: Record) -> Row:
+    """The row that a record was made of. Raises `InvalidInput` for what is none."""
+    try:
+        _check(record)
+        return Row(versions=[VersionSpan.stored(span) for span in record["versions"]], **{n: record[n] for n in _ROW})
+    except (KeyError, TypeError, ValueError) as exc:
+        raise InvalidInput("import", [f"this is no row of {SCHEMA}: {type(exc).__name__} {exc}"]) from None
+
+
+def _check(record: Record) -> None:
+    if record["schema"] != SCHEMA:
+        raise ValueError(f"its schema is {record['schema']!r}")
+    length = len(record["response_ids"])
+    if len(record["loss_mask"]) != length or len(record["logprobs"]) != length:
+        raise ValueError("response_ids, loss_mask and logprobs differ in length")
+    for name in ("prompt_ids", "response_ids"):
+        ids = np.asarray(record[name] or [0])
+        if ids.dtype.kind != "i" or ids.min() < -_INT32 or ids.max() >= _INT32:
+            raise ValueError(f"{name} holds something other than 32-bit whole numbers")
+
+
+def results_of_rows(records: Iterable[Record]) -> Iterator[RolloutResult]:
+    """The rollouts that rows were made of, with what the rows have of them. Rows of a rollout have to be together, in
+    the order of their traces. Raises `InvalidInput`."""
+    seen: set[str] = set()
+    for rollout_id, some in groupby(records, key=lambda record: record.get("rollout_id")):
+        if rollout_id in seen:
+            raise InvalidInput("import", [f"rows of rollout '{rollout_id}' are not together: sort them by rollout_id"])
+        seen.add(str(rollout_id))
+        yield _result(list(some))
+
+
+def _result(records: list[Record]) -> RolloutResult:
+    made = [read_row(record) for record in records]
+    first, head = made[0], records[0]
+    try:
+        traces = [_trace(row, record["unused"]) for row, record in zip(made, records, strict=True)]
+        verdict = head["outcome_reward"]
+        trainable = any(record["unused"] is None for record in records)
+        outcome = Outcome(state=head["state"], boundary=head["boundary"], reason=head["outcome"], trainable=trainable)
+        return RolloutResult(
+            rollout_id=first.rollout_id,
+            task_id=first.group,
+            run_id=head["run"],
+            index=first.rollout,
+            outcome=outcome,
+            reward=None if verdict is None else Reward(outcome=verdict, evaluator=""),
+            trajectory=Trajectory(builder="", traces=traces, fidelity=_fidelity(traces)),
+        )
+    except (KeyError, ValidationError) as exc:
+        line = " ".join(str(exc).split())
+        raise InvalidInput("import", [f"rows of rollout '{first.rollout_id}' make no result: {line}"]) from None
+
+
+def _trace(row: Row, unused: str | None) -> Trace:
+    return Trace(
+        index=row.trace,
+        prompt_ids=row.prompt_ids,
+        response_ids=row.response_ids,
+        loss_mask=row.loss_mask,
+        logprobs=row.logprobs,
+        weight_versions=row.versions,
+        finish_reason=row.finish_reason,
+        reward=row.reward,
+        weight=row.weight,
+        untrainable=unused,
+    )
+
+
+def _fidelity(traces: Sequence[Trace]) -> Fidelity:
+    """What can be told of traces alone."""
+    trainable = sum(trace.trainable_tokens for trace in traces)
+    return Fidelity(traces=len(traces), sampled_tokens=trainable, trainable_tokens=trainable)

@@ -1,0 +1,74 @@
+"""The export itself: results one at a time, a part of the file whenever enough has come together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from polarq.contracts.rollout import RolloutResult
+from polarq.errors import PayloadCorrupt, PayloadMissing
+from polarq.export.base import NO_TRAJECTORY, Format, Group, Record, Skip
+from polarq.export.parts import Parts
+
+PART_TOKENS = 1_000_000
+PART_ROLLOUTS = 500
+DAMAGED = "damaged in the store"
+NOT_ENDED = "not ended"
+
+
+@dataclass(slots=True)
+class Report:
+    """What an export did."""
+
+    rollouts: int = 0
+    """That are in the file."""
+    records: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def damaged(self) -> int:
+        return self.skipped[DAMAGED]
+
+
+def export(groups: Iterable[Callable[[], Group]], form: Format, parts: Parts, told: Callable[[float], None]) -> Report:
+    """Writes what has not been written, and the whole. `told` hears how many groups are through,
+    each in as many steps as it has rollouts."""
+    made: dict[str, list[Record]] = {}
+    skipped: dict[str, str] = {}
+    tokens, waiting = 0, 0
+    for read in groups:
+        group = read()
+        waiting += group.waiting
+        left = [rollout for rollout in group.rollouts if rollout.rollout_id not in parts.seen]
+        each = 1 / max(1, len(group.rollouts))
+        told(1 - len(left) * each)
+        passed_over = form.passed_over(group) if left else {}
+        for rollout in left:
+            try:
+                if (reason := passed_over.get(rollout.rollout_id)) is not None:
+                    raise Skip(reason)
+                result = rollout.load()
+                made[rollout.rollout_id] = form.records(result)
+                tokens += _tokens(result)
+            except Skip as exc:
+                skipped[rollout.rollout_id] = exc.reason
+            except PayloadMissing:
+                skipped[rollout.rollout_id] = NO_TRAJECTORY
+            except PayloadCorrupt:
+                skipped[rollout.rollout_id] = DAMAGED
+            told(each)
+            if tokens > PART_TOKENS or len(made) + len(skipped) >= PART_ROLLOUTS:
+                parts.add(made, skipped)
+                made, skipped, tokens = {}, {}, 0
+    parts.add(made, skipped)
+    parts.finish()
+    told_of = Counter(parts.skipped)
+    if waiting:
+        told_of[NOT_ENDED] = waiting
+    return Report(len(parts.seen) - parts.skipped.total(), parts.records, told_of)
+
+
+def _tokens(result: RolloutResult) -> int:
+    traces = result.trajectory.traces if result.trajectory is not None else []
+    return sum(len(trace.prompt_ids) + len(trace.response_ids) for trace in traces)

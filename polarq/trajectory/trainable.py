@@ -1,0 +1,16 @@
+"""Which calls may be trained on."""
+
+from __future__ import annotations
+
+from polarq.contracts.completion import Completion, CompletionLabel
+
+
+def why_untrainable(completion: Completion) -> str | None:
+    """Why a call's tokens must not be trained on; None when they may."""
+    if completion.untrainable is not None:
+        return completion.untrainable
+    if completion.label is not CompletionLabel.TRAIN:
+        return f"label {completion.label.value}"
+    if completion.incomplete:
+        return "incomplete answer"
+    return None

@@ -1,0 +1,113 @@
+"""Captured calls in a file, and trajectories built anew of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polarq.contracts import Completion, Outcome, Reward, RolloutResult, RolloutState
+from polarq.errors import InvalidInput, UnknownPlugin
+from polarq.export.completions import Completions, read_completions_file
+from polarq.export.jsonl import read_lines
+from polarq.export.rebuild import make_builder, rebuilt
+from polarq.trajectory.per_request import PerRequestBuilder
+from tests.export.samples import result, said, session, written
+from tests.trajectory.calls import call
+
+
+def in_a_file(path: Path, calls: list[Completion]) -> tuple[RolloutResult, list[Completion]]:
+    path.unlink(missing_ok=True)
+    written(Completions(lambda _: calls), path, result(0, calls))
+    ((back, captured),) = read_completions_file(read_lines(path))
+    return back, captured
+
+
+def test_calls_come_back_whole_with_their_rollouts_result(tmp_path: Path) -> None:
+    back, captured = in_a_file(tmp_path / "c.jsonl", session())
+    assert captured == session()
+    assert back == result(0).model_copy(update={"trajectory": None})
+
+
+@given(st.data())
+def test_any_calls_come_back(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    ids, words = st.lists(st.integers(0, 3), max_size=6), st.lists(st.sampled_from("ab"), min_size=1, max_size=4)
+    calls = []
+    for seq in range(data.draw(st.integers(1, 5))):
+        parent = data.draw(st.one_of(st.none(), st.integers(0, 6)))
+        calls.append(call(seq, data.draw(ids), data.draw(ids), messages=said(*data.draw(words)), parent=parent))
+    assert in_a_file(tmp_path_factory.mktemp("c") / "c.jsonl", calls)[1] == calls
+
+
+def test_a_file_grows_with_its_tokens(tmp_path: Path) -> None:
+    def size(turns: int) -> int:
+        seen, words, calls = list(range(10_000, 10_100)), ["q"], []
+        for seq in range(turns):
+            sampled = list(range(20_000 + seq * 50, 20_050 + seq * 50))
+            calls.append(call(seq, list(seen), sampled, messages=said(*words)))
+            seen, words = [*seen, *sampled], [*words, f"a{seq}", f"b{seq}"]
+        path = tmp_path / "c.jsonl"
+        in_a_file(path, calls)
+        return path.stat().st_size
+
+    assert size(80) < 2.2 * size(40)
+
+
+def test_rebuilt_as_it_was_it_is_the_same(tmp_path: Path) -> None:
+    back, captured = in_a_file(tmp_path / "c.jsonl", session())
+    again, before = rebuilt(make_builder("prefix_merging", {}), back, captured), result(0)
+    assert again.trajectory is not None
+    assert before.trajectory is not None
+    assert again.trajectory.traces == before.trajectory.traces
+    assert again.trajectory.fidelity == before.trajectory.fidelity
+    assert (again.outcome, again.reward) == (before.outcome, before.reward)
+
+
+def test_another_builder_makes_other_traces_of_the_same_tokens() -> None:
+    before = result(0)
+    own = before.model_copy(update={"reward": Reward(outcome=0.5, trace_rewards=[0.1, 0.9], evaluator="e")})
+    again = rebuilt(make_builder("per_request", {}), own, session())
+    assert again.trajectory is not None
+    assert [trace.reward for trace in again.trajectory.traces] == [0.5, 0.5, 0.5]
+    assert again.reward == Reward(outcome=0.5, evaluator="e")
+    assert again.trajectory.fidelity.trainable_tokens == 4
+    assert again.trajectory.traces[0].loss_mask == PerRequestBuilder({}).build(session()).traces[0].loss_mask
+
+
+def test_what_was_not_trainable_does_not_become_so_and_nothing_left_is_none() -> None:
+    failed = Outcome(state=RolloutState.FAILED, reason="x")
+    assert not rebuilt(make_builder("per_request", {}), result(0, outcome=failed), session()).outcome.trainable
+    assert not rebuilt(make_builder("per_request", {}), result(0), session()[2:]).outcome.trainable
+
+
+def test_the_prompts_have_as_many_start_tokens_as_the_engines(tmp_path: Path) -> None:
+    """Case T06: id 1 is the start token. A rebuild renders nothing: what the engine saw is what is built."""
+    _, captured = in_a_file(tmp_path / "c.jsonl", session())
+    again = rebuilt(make_builder("prefix_merging", {}), result(0), captured)
+    assert again.trajectory is not None
+    first = again.trajectory.traces[0]
+    assert [*first.prompt_ids, *first.response_ids] == [*session()[1].prompt_ids, *session()[1].sampled_ids]
+    assert first.prompt_ids.count(1) == 1
+
+
+def test_a_wrong_file_or_builder_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    in_a_file(path, session())
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]))
+    with pytest.raises(InvalidInput, match="ends in the middle of a rollout"):
+        list(read_completions_file(read_lines(path)))
+    path.write_text(lines[1])
+    with pytest.raises(InvalidInput, match=r"no file of polarq\.completions/1"):
+        list(read_completions_file(read_lines(path)))
+    path.write_text(lines[0] + lines[2] + lines[1] + lines[3])
+    with pytest.raises(InvalidInput, match="not valid"):
+        list(read_completions_file(read_lines(path)))
+    with pytest.raises(InvalidInput, match="emit"):
+        make_builder("prefix_merging", {"emit": "x"})
+    with pytest.raises(InvalidInput, match="takes no settings"):
+        make_builder("per_request", {"x": 1})
+    with pytest.raises(UnknownPlugin, match="is not installed here"):
+        make_builder("none", {})

@@ -1,0 +1,142 @@
+"""Rows in parquet and JSON lines: typed, counted, and the same when they are read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polarq.contracts import CompletionLabel, Outcome, RolloutState
+from polarq.errors import InvalidInput
+from polarq.export.base import Format
+from polarq.export.formats import read_results, read_rows
+from polarq.export.jsonl import JsonLines
+from polarq.export.parquet import Parquet
+from polarq.trainers.rows import rows, written_out
+from tests.export.samples import FAILED, result, session, written
+from tests.needs import not_here
+from tests.trajectory.calls import call
+
+try:
+    import pyarrow
+    import pyarrow.parquet
+except ImportError:
+    pyarrow = None
+
+
+@pytest.fixture(params=["parquet", "jsonl"])
+def form(request: pytest.FixtureRequest) -> Format:
+    return a_form(request.param)
+
+
+def a_form(name: str, *, everything: bool = False) -> Format:
+    if name == "jsonl":
+        return JsonLines(everything=everything)
+    if pyarrow is None:
+        not_here("pyarrow is not installed")
+    return Parquet(everything=everything)
+
+
+def test_rows_come_back_as_they_were_and_what_must_not_be_used_is_counted(form: Format, tmp_path: Path) -> None:
+    results = [
+        result(0),
+        result(1, reward=0.25),
+        result(2, outcome=FAILED),
+        result(3, calls=[]),
+        result(4, reward=None),
+    ]
+    target = tmp_path / f"out{form.suffix}"
+    report = written(form, target, *results)
+    assert (report.rollouts, report.records) == (3, 3)
+    assert report.skipped == {"not trainable: runtime/sandbox_lost": 1, "nothing sampled": 1}
+    expected = [row for one in results for row in rows(one)]
+    assert list(read_rows(target)) == expected
+    assert [row for one in read_results(target) for row in rows(one)] == expected
+    assert [one.reward and one.reward.outcome for one in read_results(target)] == [1.0, 0.25, None]
+
+
+def test_all_keeps_the_rest_under_a_mask_of_0_and_says_why(tmp_path: Path) -> None:
+    form = a_form("jsonl", everything=True)
+    target = tmp_path / "out.jsonl"
+    report = written(form, target, result(0), result(1, outcome=FAILED), result(2, calls=[]))
+    assert report.skipped == {"nothing sampled": 1}
+    records = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [(r["rollout_id"], r["trace"], r["unused"]) for r in records] == [
+        ("t.0", 0, None),
+        ("t.0", 1, "log-probability 0 is missing"),
+        ("t.1", 0, "not trainable: runtime/sandbox_lost"),
+        ("t.1", 1, "log-probability 0 is missing"),
+    ]
+    assert [sum(r["loss_mask"]) for r in records] == [4, 0, 0, 0]
+    assert [r["weight"] for r in records] == [1.0, 0, 0, 0]
+    assert all(v == 0.0 for r in records[1:] for v in r["logprobs"])
+    # Read back, it is still not used.
+    assert [len(rows(one)) for one in read_results(target)] == [1, 0]
+
+
+def test_a_call_that_an_abort_left_without_tokens_is_in_no_sample_and_counted(tmp_path: Path) -> None:
+    """Case A03: aborted for a weight update before the first token, after five, and nothing else in a rollout."""
+    aborted = {"label": CompletionLabel.ABORTED, "finish_reason": "abort", "untrainable": "aborted"}
+    alone = result(0, [call(0, [1, 2], [], **aborted)])
+    cut = result(
+        1, [call(0, [1, 2], [], **aborted), call(1, [1, 2], [3, 4, 5, 6, 7], finish_reason="length", continued=1)]
+    )
+    assert alone.trajectory is not None
+    assert (alone.trajectory.traces, alone.trajectory.fidelity.empty_calls) == ([], 1)
+    target = tmp_path / "out.jsonl"
+    for everything in (False, True):
+        report = written(a_form("jsonl", everything=everything), target, alone, cut)
+        assert (report.records, report.skipped) == (1, {"nothing sampled": 1})
+        (row,) = read_rows(target)
+        assert (row.rollout_id, row.response_ids, row.finish_reason) == ("t.1", [3, 4, 5, 6, 7], "length")
+        target.unlink()
+
+
+def test_a_tree_is_written_out(tmp_path: Path) -> None:
+    tree = result(0, config={"emit": "tree"}, calls=[*session()[:2], call(3, [1, 2, 3, 9, 5], [6])])
+    assert tree.trajectory is not None
+    assert any(trace.left_out for trace in tree.trajectory.traces)
+    written(a_form("jsonl"), tmp_path / "out.jsonl", tree)
+    whole = tree.model_copy(update={"trajectory": written_out(tree.trajectory)})
+    assert list(read_rows(tmp_path / "out.jsonl")) == rows(whole)
+
+
+def test_columns_are_typed_and_the_file_names_its_schema(tmp_path: Path) -> None:
+    written(a_form("parquet"), tmp_path / "out.parquet", result(0))
+    schema = pyarrow.parquet.read_schema(tmp_path / "out.parquet")
+    assert schema.metadata[b"polarq.schema"] == b"polarq.rows/1"
+    kinds = {name: schema.field(name).type.value_type for name in ("prompt_ids", "loss_mask", "logprobs")}
+    assert kinds == {"prompt_ids": pyarrow.int32(), "loss_mask": pyarrow.uint8(), "logprobs": pyarrow.float32()}
+    assert not schema.field("prompt_ids").nullable
+
+
+def test_nothing_to_write_makes_a_whole_empty_file(form: Format, tmp_path: Path) -> None:
+    target = tmp_path / f"out{form.suffix}"
+    assert written(form, target, result(0, outcome=FAILED)).records == 0
+    assert list(read_rows(target)) == []
+
+
+def test_rows_that_are_apart_or_of_another_schema_are_refused(tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    form = a_form("jsonl", everything=True)
+    written(form, target, result(0), result(1))
+    lines = target.read_text().splitlines(keepends=True)
+    target.write_text("".join([lines[0], lines[2], lines[1]]))
+    with pytest.raises(InvalidInput, match=r"'t\.0' are not together"):
+        list(read_results(target))
+    target.write_text(lines[0].replace("polarq.rows/1", "polarq.rows/9"))
+    with pytest.raises(InvalidInput, match="no format that can be read back"):
+        list(read_results(target))
+    with pytest.raises(InvalidInput, match=r"its schema is 'polarq\.rows/9'"):
+        list(read_rows(target))
+    target.write_text(lines[0] + "{")
+    with pytest.raises(InvalidInput, match="line 2 is no JSON object"):
+        list(read_results(target))
+
+
+def test_an_ended_state_comes_back(tmp_path: Path) -> None:
+    late = Outcome(state=RolloutState.TIMED_OUT, boundary="harness", reason="agent_timeout", trainable=True)
+    written(a_form("jsonl"), tmp_path / "out.jsonl", result(0, outcome=late))
+    (back,) = read_results(tmp_path / "out.jsonl")
+    assert back.outcome == late

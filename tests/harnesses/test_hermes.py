@@ -1,0 +1,89 @@
+"""Hermes Agent: its configuration, its instruction, its word on how it went."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from polarq.contracts.specs import AgentSpec
+from polarq.errors import InvalidTask
+from polarq_worker.harnesses.hermes import RUN, HermesHarness
+from polarq_worker.runtimes.local import LocalRuntime
+from tests.harnesses.conftest import MakeContext
+
+
+def hermes(**fields: Any) -> HermesHarness:
+    return HermesHarness(AgentSpec.parse({"harness": "hermes", **fields}))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "mode", "address"),
+    [
+        ("openai_chat", "chat_completions", "http://127.0.0.1:9/s/secret/v1"),
+        ("openai_responses", "codex_responses", "http://127.0.0.1:9/s/secret/v1"),
+        ("anthropic_messages", "anthropic_messages", "http://127.0.0.1:9/s/secret"),
+    ],
+)
+def test_its_one_provider_is_the_proxy(dialect: str, mode: str, address: str, make_context: MakeContext) -> None:
+    config = hermes(settings={"dialect": dialect, "config": {"provider": "mine"}}).config(make_context())
+    (provider,) = config["custom_providers"]
+    assert (provider["api_mode"], provider["base_url"], provider["key_env"]) == (mode, address, "OPENAI_API_KEY")
+    assert config["provider"] == config["model"]["provider"] == "custom:polarq"
+
+
+def test_its_settings_become_its_configuration(make_context: MakeContext) -> None:
+    context = make_context()
+    harness = hermes(
+        mcp_servers=[
+            {"name": "files", "command": "files-server", "args": ["--root", "/x y"]},
+            {"name": "far", "transport": "streamable-http", "url": "http://127.0.0.1:9/mcp"},
+        ],
+        settings={
+            "max_turns": 7,
+            "retries": 2,
+            "temperature": 0.0,
+            "max_tokens": 99,
+            "toolsets": ["terminal", "file"],
+            "config": {"agent": {"max_turns": 90, "coding_context": "off"}, "security": {"allow_lazy_installs": True}},
+        },
+    )
+    ((path, data),) = harness.files(context).items()
+    config = yaml.safe_load(data)
+    assert path == f"{harness.environment(context)['HERMES_HOME']}/config.yaml"
+    assert config["agent"] == {"max_turns": 7, "api_max_retries": 2, "coding_context": "off"}
+    assert config["custom_providers"][0]["extra_body"] == {"temperature": 0.0}
+    assert config["custom_providers"][0]["max_output_tokens"] == 99
+    assert config["security"] == {"allow_lazy_installs": False}
+    assert config["mcp_servers"] == {
+        "files": {"command": "files-server", "args": ["--root", "/x y"]},
+        "far": {"url": "http://127.0.0.1:9/mcp"},
+    }
+    assert harness.command(context)[-1] == "--toolsets=terminal,file"
+    with pytest.raises(InvalidTask, match="context_window"):
+        hermes(settings={"context_window": 32_000})
+
+
+def test_its_instruction_may_be_longer_than_an_argument(tmp_path: Path) -> None:
+    """Linux takes 128 KiB an argument; the stand-in has the entry point that the program has."""
+    (tmp_path / "hermes_cli").mkdir()
+    (tmp_path / "hermes_cli/main.py").write_text(
+        "import sys\n\ndef main():\n    print(len(sys.argv[1]), sys.argv[2:])\n"
+    )
+    (tmp_path / "instruction.txt").write_text("--é" * 100_000, encoding="utf-8")
+    command = [sys.executable, "-c", RUN, str(tmp_path / "instruction.txt"), "--usage-file", "x"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout == f"{len('--oneshot=') + 300_000} ['--usage-file', 'x']\n"
+
+
+async def test_its_usage_file_is_its_word_on_how_it_went(runtime: LocalRuntime, make_context: MakeContext) -> None:
+    context = make_context()
+    harness = hermes()
+    usage = b'{"completed": false, "failed": true, "failure": "no", "api_calls": 2, "estimated_cost_usd": 0.0}'
+    await runtime.put_bytes(usage, f"{harness.folder(context.layout)}/usage.json")
+    said = await harness.results(runtime, context, [])
+    assert (said["usage"]["failed"], said["usage"]["api_calls"]) == (True, 2)

@@ -1,0 +1,97 @@
+"""Sets a sandbox up to be graded: the agent's work in `repo_dir`, and the tests as they were before the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polarq.errors import EvaluatorFault
+from polarq_worker.evaluators import patches
+from polarq_worker.evaluators.base import EvaluationContext
+from polarq_worker.evaluators.patches import Patch, apply_patch
+from polarq_worker.evaluators.scaffolding import Sorted, sort_changes
+from polarq_worker.evaluators.snapshot import Baseline, PatchTooLarge, RepositoryLost, Snapshot, take
+from polarq_worker.runtimes.base import Runtime
+
+LISTED = 50
+
+
+@dataclass(frozen=True)
+class Graded:
+    """Where to grade; `report` is evidence. `nothing`: why there is no work of the agent's in it; blank where there
+    is."""
+
+    runtime: Runtime
+    report: dict[str, Any]
+    nothing: str = ""
+
+
+class WorkLost(Exception):
+    """The agent has seen to it that its work cannot be told; `report` is what is known."""
+
+    def __init__(self, why: str, report: dict[str, Any]) -> None:
+        self.report = {**report, "why": why}
+        super().__init__(why)
+
+
+async def set_up(
+    context: EvaluationContext,
+    repo_dir: str,
+    env: Mapping[str, str],
+    *,
+    fresh: bool,
+    tests: Collection[str] = (),
+    exclude: Collection[str] = (),
+    keep_scaffolding: bool = False,
+    step_s: float,
+) -> Graded:
+    """`tests` are the test files that decide (`path::` or a path with `::` after it); with none, all test files keep
+    their first version. Raises `WorkLost`, `EvaluatorFault`, `RuntimeFault`."""
+    baseline = Baseline.model_validate(dict(context.baseline) or {"tracked": False})
+    if not baseline.tracked:
+        raise EvaluatorFault(f"git is needed in the sandbox to tell what the agent changed in {repo_dir}; install it")
+    report: dict[str, Any] = {"graded_in": "fresh" if fresh else "live", "changed_files": 0}
+    runtime = context.runtime
+    tree = Snapshot(runtime, repo_dir, env, baseline)
+    file = runtime.host_log_dir / "eval" / "patch.diff"
+    found, nothing = Sorted(), ""
+    try:
+        found = await _sorted(tree, tests, exclude, keep_scaffolding, step_s)
+        _list(report, "left_out", [change.path for change in found.left_out])
+        report["changed_files"] = len(found.work)
+        if found.work:
+            await tree.write_patch(found.work, file, step_s)
+            report["patch"] = {"bytes": file.stat().st_size, "log": "eval/patch.diff"}
+        else:
+            nothing = "the agent changed nothing"
+    except RepositoryLost:
+        raise WorkLost("what was recorded of the repository before the agent is gone", report) from None
+    except PatchTooLarge:
+        raise WorkLost("the agent's changes are too large", report) from None
+    if fresh:
+        runtime = await context.fresh_runtime()
+        await context.runtime.end_background()
+        # What the patch says of itself came from the agent's sandbox, and is judged again in the other.
+        tree = Snapshot(runtime, repo_dir, env, await take(runtime, repo_dir, env, step_s))
+        if not nothing:
+            await apply_patch(runtime, repo_dir, Patch(file, patches.TREE), env, step_s)
+        found = await _sorted(tree, tests, exclude, keep_scaffolding, step_s)
+    await tree.restore(found.left_out, step_s)
+    await tree.drop_byte_code(step_s)
+    return Graded(runtime, report, nothing)
+
+
+async def _sorted(
+    tree: Snapshot, tests: Collection[str], exclude: Collection[str], keep: bool, step_s: float
+) -> Sorted:
+    """A test file that the agent deleted is put back as any other."""
+    changes = await tree.changes(step_s)
+    found = sort_changes(changes, tests, exclude, keep_scaffolding=keep)
+    found.left_out += [change for change in changes if change.path in set(found.removed_tests)]
+    return found
+
+
+def _list(report: dict[str, Any], key: str, entries: list[str]) -> None:
+    if entries:
+        report |= {key: entries[:LISTED], f"{key}_count": len(entries)}

@@ -1,0 +1,149 @@
+"""Harness `hermes`: Hermes Agent's one-shot mode, over chat completions, Responses or Messages.
+
+Its folder (HERMES_HOME) has a config.yaml with one provider. Its program takes the instruction as an argument only, and
+Linux takes no argument over 128 KiB: its own entry point is called with an instruction that was read from the file. It
+streams. It exits with 0 when the model failed (its last words are the error) and when the answer is empty; its usage
+file says whether it failed. Before its first call it asks the address for things that other servers have (404). Over
+chat completions the thinking of earlier turns does not come back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from polarq.contracts.rollout import StepReport
+from polarq.contracts.specs import McpServerSpec
+from polarq_worker.harnesses.base import HarnessContext
+from polarq_worker.harnesses.configs import as_yaml, given, table
+from polarq_worker.harnesses.preset import Preset, PresetSettings
+from polarq_worker.harnesses.programs.program import PythonProgram
+from polarq_worker.harnesses.programs.versions import Versions
+from polarq_worker.runtimes.base import Runtime
+
+MODES = {
+    "openai_chat": ("chat_completions", "/v1"),
+    "openai_responses": ("codex_responses", "/v1"),
+    "anthropic_messages": ("anthropic_messages", ""),
+}
+"""Hermes's name for a dialect, and what its address ends in."""
+PROVIDER = "custom:polarq"
+RUN = """\
+import sys
+from pathlib import Path
+
+sys.argv = ["hermes", "--oneshot=" + Path(sys.argv[1]).read_text("utf-8"), *sys.argv[2:]]
+from hermes_cli.main import main
+
+sys.exit(main())
+"""
+
+
+class HermesSettings(PresetSettings):
+    """`agent.settings` of harness `hermes`."""
+
+    max_turns: int | None = Field(None, gt=0)
+    """Model calls at most; None: the program's own (90)."""
+    temperature: float | None = Field(None, ge=0)
+    """With top_p and seed: sent with every call."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = None
+    max_tokens: int | None = Field(None, gt=0)
+    """Tokens per answer at most."""
+    context_window: int = Field(128_000, ge=64_000)
+    """Tokens that the model takes; the program refuses to work with less than 64,000."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    retries: int | None = Field(None, ge=1)
+    """Tries of a failing call; None: the program's own (3)."""
+    toolsets: list[str] | None = None
+    """Names of its toolsets (terminal, file, ...); None: its command line's own."""
+    config: dict[str, Any] = {}
+    """More of its config.yaml; polarq's own keys win."""
+
+
+class HermesHarness(Preset):
+    """See the module's text."""
+
+    name: ClassVar[str] = "hermes"
+    title: ClassVar[str] = "Hermes Agent"
+    program: ClassVar[PythonProgram] = PythonProgram(
+        "hermes-agent",
+        "python",
+        Versions("0.19.0", "0.18.0", "0.20.0"),
+        with_=("anthropic>=0.87,<1", "mcp>=1.26,<2"),
+    )
+    dialects: ClassVar[tuple[str, ...]] = tuple(MODES)
+    settings_class: ClassVar[type[PresetSettings]] = HermesSettings
+    mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "streamable-http"})
+    takes_skills: ClassVar[bool] = True
+    kept: ClassVar[tuple[str, ...]] = ("state.db", "logs", "usage.json")
+    settings: HermesSettings
+
+    def command(self, context: HarnessContext) -> Sequence[str]:
+        toolsets = [] if self.settings.toolsets is None else [f"--toolsets={','.join(self.settings.toolsets)}"]
+        return ["-c", RUN, context.instruction_path, "--usage-file", self._usage(context), *toolsets]
+
+    def environment(self, context: HarnessContext) -> Mapping[str, str]:
+        return {
+            "HERMES_HOME": self.folder(context.layout),
+            "TERMINAL_ENV": "local",
+            "HERMES_DISABLE_LAZY_INSTALLS": "1",
+        }
+
+    def files(self, context: HarnessContext) -> Mapping[str, bytes]:
+        return {f"{self.folder(context.layout)}/config.yaml": as_yaml(self.config(context))}
+
+    def config(self, context: HarnessContext) -> dict[str, Any]:
+        wanted = self.settings
+        mode, ending = MODES[self.dialect]
+        sampling = given({"temperature": wanted.temperature, "top_p": wanted.top_p, "seed": wanted.seed})
+        provider = {
+            "name": PROVIDER.partition(":")[2],
+            "model": self.model,
+            "base_url": f"{context.base_url}{ending}",
+            "key_env": "OPENAI_API_KEY",
+            "api_mode": mode,
+            "max_output_tokens": wanted.max_tokens,
+            "discover_models": False,
+            "extra_body": sampling or None,
+        }
+        agent = {
+            "max_turns": wanted.max_turns,
+            "api_max_retries": wanted.retries,
+            "reasoning_effort": wanted.reasoning_effort,
+        }
+        own = {
+            "model": {"default": self.model, "provider": PROVIDER, "context_length": wanted.context_window},
+            "provider": PROVIDER,
+            "custom_providers": [given(provider)],
+            "agent": {**table(wanted.config, "agent"), **given(agent)},
+            "memory": {"memory_enabled": False, "user_profile_enabled": False, **table(wanted.config, "memory")},
+            "security": {**table(wanted.config, "security"), "allow_lazy_installs": False},
+            "model_catalog": {"enabled": False},
+            "mcp_servers": {
+                **table(wanted.config, "mcp_servers"),
+                **{server.name: _mcp(server) for server in self.spec.mcp_servers},
+            },
+        }
+        return {**wanted.config, **own}
+
+    async def results(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> Mapping[str, Any]:
+        """Whether it says that it failed, and its own count of calls and tokens."""
+        kept = runtime.host_log_dir / "agent" / "hermes-usage.json"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        await runtime.get_file(self._usage(context), kept, 1024 * 1024)
+        usage = json.loads(kept.read_bytes())
+        named = ("completed", "failed", "failure", "api_calls", "input_tokens", "output_tokens")
+        return {"usage": {name: usage.get(name) for name in named}}
+
+    def _usage(self, context: HarnessContext) -> str:
+        return f"{self.folder(context.layout)}/usage.json"
+
+
+def _mcp(server: McpServerSpec) -> dict[str, Any]:
+    if server.transport == "stdio":
+        return {"command": server.command, "args": list(server.args)}
+    return {"url": server.url}
