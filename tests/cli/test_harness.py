@@ -71,3 +71,10 @@ def test_findings_become_a_table_with_notes_and_later_ones_replace_earlier_ones(
     assert cells[-1] == "2026-01-03"
     assert "yes [1]" in cells
     assert "1. codex (openai_responses, local), cut: gives up" in page.splitlines()
+
+
+def test_the_page_in_the_docs_is_what_its_findings_and_the_presets_say() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    assert (docs / "harnesses.md").read_text("utf-8") == table.page(docs / "harnesses"), (
+        "python -m polarq.testing.conformance.table docs/harnesses docs/harnesses.md"
+    )
