@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from polarq.registry import names, plugin
 from polarq.testing.conformance.checks import CHECKS
 from polarq.testing.conformance.scenario import load, shipped
 
@@ -52,14 +53,28 @@ def page(folder: Path) -> str:
                 mark += f" [{len(notes)}]"
             cells.append(mark)
         rows.append([*cells, newest["date"]])
-    for name in shipped():
-        if why := load(name).not_run:
+    seen = {row[0] for row in rows}
+    for name, version, dialects in _presets():
+        if name in seen:
+            continue
+        where = "not run here"
+        if name in shipped() and (why := load(name).not_run):
             notes.append(f"{name}: {why}")
-            rows.append([name, f"not run here [{len(notes)}]", *("" for _ in range(len(CHECKS) + 3))])
+            where += f" [{len(notes)}]"
+        rows.append([name, version, ", ".join(dialects), where, *("" for _ in CHECKS), ""])
+    rows.sort(key=lambda row: row[0])
     head = ["harness", "version", "dialect", "sandbox", *CHECKS, "date"]
     lines = [_row(head), _row("---" for _ in head), *map(_row, rows)]
     numbered = [f"{number}. {note}" for number, note in enumerate(notes, 1)]
     return "\n".join([HEAD, *lines, "", *numbered, *([""] if numbered else []), LEGEND])
+
+
+def _presets() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """(name, default version, dialects) of all that are installed."""
+    for name in names("harnesses"):
+        found = plugin("harnesses", name)
+        if hasattr(found, "program"):
+            yield name, found.program.versions.default, found.dialects
 
 
 LEGEND = """What the columns mean stands in `polarq/testing/conformance/checks.py`. An empty cell was not run. A note

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import tomli_w
 import yaml
 
 
@@ -15,8 +16,6 @@ def as_json(data: Mapping[str, Any]) -> bytes:
 
 def as_toml(data: Mapping[str, Any]) -> bytes:
     """Without what is None: TOML has no word for it. Raises `TypeError` for what it cannot hold."""
-    import tomli_w
-
     return tomli_w.dumps(given(data)).encode("utf-8", "backslashreplace")
 
 
