@@ -32,7 +32,7 @@ from polarq.testing.inference.tokenizer import Tokenizer, load_tokenizer
 from polarq.trajectory.base import Builder
 from polarq.trajectory.per_request import PerRequestBuilder
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
-from tests.proxy.exact.test_harnesses import parsed
+from tests.proxy.harness_replay import captured, parsed
 
 HARNESSES = ("claude-code", "codex", "gemini-cli", "mini-swe-agent", "openhands-sdk", "pi", "qwen-code", "swe-agent")
 TURNS = 24
@@ -56,7 +56,7 @@ def a_call(
 
 def harness_session(harness: str, tokenizer: Tokenizer) -> list[Completion]:
     """A captured opening, and its first turn over and over with another number in it."""
-    first, second = parsed(harness, 1), parsed(harness, 2)
+    first, second = map(parsed, captured(harness)[:2])
     grown = second.messages[len(first.messages) :]
     said = [m for m in grown if m["role"] == "assistant"]
     told = [m for m in grown if m["role"] != "assistant"]

@@ -58,7 +58,9 @@ class Rollout:
         )
         path = f"{runtime.layout.session_dir}/instruction.txt"
         context = HarnessContext(self.task, "t.0", path, base_url, "key", runtime.layout, env)
-        return await run_harness(create_harness(self.task.agent, []), runtime, context, timeout_s=150)
+        harness = create_harness(self.task.agent, [])
+        await prepare(runtime, harness.recipe(), env=env, timeout_s=150, upload_roots=[])
+        return await run_harness(harness, runtime, context, timeout_s=150)
 
     async def verdict(self, harness: HarnessReport) -> Reward:
         async def fresh() -> Runtime:

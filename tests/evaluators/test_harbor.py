@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from polarq.client.limits import check_task
+from polarq.client.limits import Judge
 from polarq.contracts.evaluators import folders_of
 from polarq.contracts.harbor import HarborToml, task_fields
 from polarq.contracts.rollout import Reward
@@ -251,9 +251,10 @@ def test_a_folder_is_taken_relative_to_the_task_file_and_held_to_the_operators_w
     task = Task.load(tmp_path / "task.json")
     assert task.evaluator is not None
     assert folders_of(task.evaluator) == [str(tmp_path / "task")]
-    check_task(task, Topology())
-    with pytest.raises(InvalidTask, match=r"security\.upload_roots"):
-        check_task(task, Topology.model_validate({"security": {"upload_roots": ["/elsewhere"]}}))
+    assert Judge(task, Topology(), {}).problems("node0") == []
+    elsewhere = Topology.model_validate({"security": {"upload_roots": ["/elsewhere"]}})
+    (problem,) = Judge(task, elsewhere, {}).problems("node0")
+    assert "security.upload_roots" in problem
 
 
 @pytest.mark.parametrize(
