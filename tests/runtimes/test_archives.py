@@ -182,7 +182,9 @@ class TestUnpacker:
         assert (fetched.bytes, len(fetched.refused)) == (2, 1)
         assert "sparse" in fetched.refused[0].path
 
-    @pytest.mark.parametrize("pack", [gzip.compress, zlib.compress, bz2.compress, lzma.compress], ids=str)
+    @pytest.mark.parametrize(
+        "pack", [gzip.compress, zlib.compress, bz2.compress, lzma.compress], ids=["gzip", "zlib", "bz2", "lzma"]
+    )
     def test_what_is_compressed_is_no_archive_to_it(self, tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
         bomb = pack(archive(TOP, ("out/zeros", REG, bytes(20_000_000), "", 0o644)))
         with pytest.raises(BrokenArchive):
