@@ -16,7 +16,7 @@ import yaml
 from polarq import bubblewrap
 from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.task import Task
-from polarq.testing.conformance.bench import default_cache
+from polarq.testing.conformance.bench import alone_in, default_cache
 from polarq.testing.conformance.scenario import ENOUGH_TOKENS, load
 from polarq.testing.inference import Script, ToolCall, Turn
 from polarq.testing.stack import LocalStack
@@ -38,8 +38,7 @@ def stack(home: Path, harness: str, *scripts: Script) -> Iterator[LocalStack]:
     told = {"name": "examples", "scripts": [script.model_dump(mode="json", exclude_none=True) for script in scripts]}
     scenario.write_text(yaml.safe_dump(told, sort_keys=False), "utf-8")
     state = Path(os.environ.get("HARNESS_CACHE") or default_cache()) / f"examples-{harness}"
-    state.mkdir(parents=True, exist_ok=True)
-    with LocalStack(
+    local = LocalStack(
         home,
         scenario=str(scenario),
         nodes={"node0": {"proxy": {"context": "exact"}, "max_run_workers": 2}},
@@ -47,7 +46,8 @@ def stack(home: Path, harness: str, *scripts: Script) -> Iterator[LocalStack]:
         isolation="bubblewrap",
         max_model_len=ENOUGH_TOKENS,
         bound=True,
-    ) as made:
+    )
+    with alone_in(state), local as made:
         yield made
 
 

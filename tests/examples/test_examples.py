@@ -18,7 +18,6 @@ from polarq.testing.inference.scenario import load_scenario
 
 from .rig import EXAMPLES, asking, ends, has_a_shell_tool, images, results, sha256, shell_turn, stack
 
-GROUP = pytest.mark.xdist_group("examples")
 LOOKS = {
     "claude_code": ToolCall(name="Read", arguments={"file_path": "/polar/session/stars/stars.png"}),
     "codex": ToolCall(name="view_image", arguments={"path": "/polar/session/stars/stars.png"}),
@@ -73,7 +72,6 @@ def counting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[s
         yield harness, made
 
 
-@GROUP
 @pytest.mark.harness
 @pytest.mark.timeout(1800)
 def test_the_picture_reaches_the_model_and_the_count_is_scored(counting: tuple[str, Any]) -> None:
@@ -98,7 +96,6 @@ def _rewrites() -> str:
     return str(command)
 
 
-@GROUP
 @pytest.mark.harness
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["langgraph", "ag2"])
@@ -114,7 +111,6 @@ def test_an_agent_of_ones_own_solves_the_calculator(name: str, tmp_path: Path) -
             assert result.trajectory.fidelity.masked_tokens == 0
 
 
-@GROUP
 @pytest.mark.harness
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("harness", [name for name in OVER if name not in LIBRARIES])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from polarq.contracts.specs import RuntimeSpec
 from polarq.contracts.task import Task
@@ -14,6 +15,22 @@ from polarq_worker.harnesses.base import HarnessContext, harness_env
 from polarq_worker.runtimes.local import LocalRuntime
 
 MakeContext = Callable[..., HarnessContext]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where these tests are run by themselves, those of one program in one backend are run by one process: they share
+    what is installed. (xdist's own groups get lost on pytest 9.)"""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = program_of
+    return scheduler
+
+
+def program_of(nodeid: str) -> str:
+    file, _, case = nodeid.partition("[")
+    words = case.rstrip("]").split("-")
+    return " ".join([file, words[0], *words[-2:-1]])
 
 
 @pytest.fixture

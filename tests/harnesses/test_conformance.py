@@ -35,8 +35,7 @@ def cases() -> Iterator[Any]:
         first = ("local", "docker") if scenario.in_base_image else ("local",)
         for number, dialect in enumerate(plugin("harnesses", name).dialects):
             for backend in ("local",) if number else first:
-                marks = [pytest.mark.harness, pytest.mark.xdist_group(f"{name}-{backend}")]
-                marks += [pytest.mark.docker] if backend == "docker" else []
+                marks = [pytest.mark.harness, *([pytest.mark.docker] if backend == "docker" else [])]
                 yield pytest.param((name, dialect, backend), id=f"{name}-{dialect}-{backend}", marks=marks)
 
 

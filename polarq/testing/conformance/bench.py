@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -32,6 +34,16 @@ WAIT_S = 1800.0
 def default_cache() -> Path:
     """Below the user's own caches."""
     return Path.home() / ".cache" / "polarq" / "conformance"
+
+
+@contextmanager
+def alone_in(state: Path) -> Iterator[None]:
+    """Waits until nobody else has this folder of a worker's state: two workers of one node that do not know of each
+    other take each other's sandboxes for leftovers."""
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @dataclass(frozen=True)
@@ -69,8 +81,7 @@ class Bench:
         self.dialect = dialect
         self._runtime = dict(runtime)
         self._home = Path(mkdtemp(prefix="polarq-conformance-"))
-        state = cache / f"{self._runtime.get('backend', 'local')}-{scenario.harness}"
-        state.mkdir(parents=True, exist_ok=True)
+        self._state = cache / f"{self._runtime.get('backend', 'local')}-{scenario.harness}"
         file = self._home / "scenario.yaml"
         data = self.scenario.scenario().model_dump(mode="json", exclude_none=True)
         file.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
@@ -78,19 +89,22 @@ class Bench:
             self._home,
             scenario=str(file),
             nodes={"node0": {"proxy": {"context": "exact"}, "max_run_workers": 2, **(node or {})}},
-            env={"POLARQ_STATE_DIR": str(state)},
+            env={"POLARQ_STATE_DIR": str(self._state)},
             isolation="bubblewrap",
             max_model_len=ENOUGH_TOKENS,
             bound=True,
         )
 
     def __enter__(self) -> Self:
-        self.stack.start()
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, self._home, ignore_errors=True)
+            undo.enter_context(alone_in(self._state))
+            undo.enter_context(self.stack)
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stack.stop()
-        shutil.rmtree(self._home, ignore_errors=True)
+        self._undo.close()
 
     def task(self, name: str, script: str, agent_s: float | None = None, **more: Any) -> Task:
         agent = {**self.scenario.agent, "harness": self.scenario.harness}
