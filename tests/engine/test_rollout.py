@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from polarq.contracts import RolloutState, Task, TaskResult
+from polarq.contracts import Task, TaskResult
+from polarq.contracts.endings import OWN_DOING
 from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.trajectory import Trace, Trajectory
 from polarq.testing.stack import LocalStack
@@ -86,8 +87,9 @@ def run(stack: EngineStack, task: dict[str, Any]) -> TaskResult:
 
 
 def trajectory_of(rollout: RolloutResult) -> Trajectory:
-    """Of a rollout that ended well and was scored by its tests, which the random model cannot make pass."""
-    assert rollout.outcome.state is RolloutState.COMPLETED, rollout.outcome
+    """Of a rollout that ended by its own doing (a random model's last answer may be empty, or cut at its limit) and was
+    scored by its tests, which such a model cannot make pass."""
+    assert rollout.outcome.ending in OWN_DOING, rollout.outcome
     assert rollout.outcome.trainable, rollout.outcome
     assert rollout.reward is not None
     assert (rollout.reward.outcome, rollout.reward.evaluator) == (0.0, "test_on_output")
