@@ -199,7 +199,7 @@ def test_the_worker_and_the_trainer_may_use_every_command_of_polarqs_own_scripts
         assert used - rights()[role][0] == set()
 
 
-NOT_REDIS = {"post", "delete", "head", "path", "lang", "home", "fatal"}
+NOT_REDIS = {"post", "delete", "head", "path", "lang", "home", "fatal", "broken", "haiku"}
 WITHHELD_FROM_TRAINERS = {"grant", "reaper", "archiver", "sandboxes"}
 
 

@@ -61,7 +61,9 @@ def outside(tmp_path: Path) -> dict[str, str]:
     (described / "entry_points.txt").write_text("\n".join(["[polarq.harnesses]", *lines, ""]), "utf-8")
     path = [str(program.parent), str(Path(sys.executable).parent), os.environ["PATH"]]
     python = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PATH": os.pathsep.join(path), "PYTHONPATH": os.pathsep.join(python)}
+    # A cache of its own: what another run of this test left there has its program somewhere else.
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return {"PATH": os.pathsep.join(path), "PYTHONPATH": os.pathsep.join(python), **cache}
 
 
 def task(data: dict[str, Any]) -> Task:

@@ -90,15 +90,10 @@ def test_an_instruction_of_two_megabytes_arrives_whole(stack: LocalStack) -> Non
     assert run(stack, shell_task("fault-large", command, instruction=text)).outcome.state is S.COMPLETED
 
 
-def test_a_missing_harness_program_is_named_with_how_to_get_it(stack: LocalStack) -> None:
-    task = {
-        **shell_task("fault-missing", "true"),
-        "agent": {"harness": "mini_swe_agent"},
-        "runtime": {"backend": "local", "env": {"PATH": "/usr/bin:/bin"}},
-    }
-    result = run(stack, task)
-    assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.HARNESS)
-    assert "mini-swe-agent" in result.outcome.message
+def test_a_harness_program_that_only_an_image_can_have_is_named_where_it_is_missing(stack: LocalStack) -> None:
+    result = run(stack, {**shell_task("fault-missing", "true"), "agent": {"harness": "swe_agent"}})
+    assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.PREPARE)
+    assert "sweagent" in result.outcome.message
 
 
 @pytest.mark.parametrize(

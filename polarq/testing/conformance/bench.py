@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -33,7 +34,7 @@ WAIT_S = 1800.0
 
 def default_cache() -> Path:
     """Below the user's own caches."""
-    return Path.home() / ".cache" / "polarq" / "conformance"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polarq" / "conformance"
 
 
 @contextmanager
