@@ -45,7 +45,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/polarq demo $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -m "not docker and not engine and not apptainer and not harness" -n 3 --dist worksteal $(ARGS)
+	$(BIN)/pytest -m "not docker and not engine and not apptainer and not harness and not harbor" -n 3 --dist worksteal $(ARGS)
 
 test-engine: $(if $(URL),$(VENV)/.dev)
 	POLARQ_ENGINE='$(ENGINE)' POLARQ_ENGINE_URL='$(URL)' POLARQ_ENGINE_MODEL='$(MODEL)' \

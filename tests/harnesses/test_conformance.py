@@ -36,10 +36,12 @@ def cases() -> Iterator[Any]:
         for number, dialect in enumerate(plugin("harnesses", name).dialects):
             for backend in ("local",) if number else first:
                 marks = [pytest.mark.harness, *([pytest.mark.docker] if backend == "docker" else [])]
-                yield pytest.param((name, dialect, backend), id=f"{name}-{dialect}-{backend}", marks=marks)
+                case = (name, dialect, backend)
+                for check in IN_DOCKER if backend == "docker" else CHECKS:
+                    yield pytest.param(case, check, id="-".join([*case, check]), marks=marks)
 
 
-@pytest.fixture(scope="module", params=list(cases()))
+@pytest.fixture(scope="module")
 def suite(request: pytest.FixtureRequest) -> Iterator[tuple[Case, Suite]]:
     name, dialect, backend = request.param
     runtime: dict[str, Any] = {"backend": backend}
@@ -57,11 +59,9 @@ def suite(request: pytest.FixtureRequest) -> Iterator[tuple[Case, Suite]]:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(("suite", "check"), list(cases()), indirect=["suite"], scope="module")
 def test_the_program(suite: tuple[Case, Suite], check: CheckName) -> None:
     case, checks = suite
-    if case[2] == "docker" and check not in IN_DOCKER:
-        pytest.skip("looked at in local sandboxes")
     finding = checks.one(check)
     _keep(case, finding)
     assert finding.ok, finding.detail

@@ -3,7 +3,7 @@
 By hand: it takes a Python of 3.12 or newer with `harbor` installed beside polarq, and the daemon and the image that
 .ci/docker-up makes.
 
-    python3.12 -m pytest -m docker tests/runtimes/test_harbor.py
+    python3.12 -m pytest -m harbor tests/runtimes/test_harbor.py
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ from polarq_worker.runtimes.harbor.runtime import HarborRuntime
 
 IMAGE = os.environ.get("POLARQ_BASE_IMAGE", "polarq-base:local")
 LONG_S = 120.0
-pytestmark = [
-    pytest.mark.docker,
-    pytest.mark.skipif(bool(environment.missing()), reason=environment.missing()),
-]
+pytestmark = pytest.mark.harbor
 
 
 def harbor_spec(**changes: object) -> RuntimeSpec:

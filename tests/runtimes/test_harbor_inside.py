@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -11,7 +12,6 @@ import pytest
 
 from polarq.contracts.rollout import ExecKind
 from polarq_worker.runtimes.base import ExecResult, Host
-from polarq_worker.runtimes.harbor import environment
 from polarq_worker.runtimes.harbor.commands import INSIDE
 from polarq_worker.runtimes.harbor.orders import result_of, write_order
 from polarq_worker.runtimes.harbor.runtime import HarborRuntime
@@ -117,8 +117,8 @@ def test_what_a_command_leaves_behind_goes_on(inside: Inside, tmp_path: Path) ->
         os.kill(pid, 9)
 
 
-@pytest.mark.skipif(not environment.missing(), reason="harbor is here")
-def test_without_the_package_the_one_problem_says_so() -> None:
+def test_without_the_package_the_one_problem_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     [problem] = HarborRuntime.problems(harbor_spec(), Host())
     assert "harbor" in problem
     assert problem.startswith("backend: ")

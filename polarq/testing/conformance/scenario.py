@@ -85,7 +85,7 @@ class ProgramScenario(Contract):
     side: list[SideKind] = []
     """Kinds of side traffic that a task of two turns brings."""
     denied: list[str] = []
-    """Hosts that it asks for though it is told not to (host:port), and does without."""
+    """Hosts that it asks for though it is told not to (patterns of host:port), and does without."""
     agent_s: float = Field(300.0, gt=0)
     """The agent's budget."""
     runtime: dict[str, Any] = {}
