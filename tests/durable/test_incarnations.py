@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from polarq.contracts import RolloutState, Task
-from polarq.errors import GrantRefused
+from polarq.errors import GrantRefused, PolarqError
 from polarq.ledger import AsyncLedger, Calls, Claim, Keys
 from polarq.ledger.incarnations import enter
 from polarq.ledger.reaping import reap_lost
@@ -87,6 +87,18 @@ def test_what_a_killed_worker_held_is_run_again_as_soon_as_its_node_is_started_a
     assert not ledger.redis.zcard(ledger.calls.keys.leases)
 
 
+def test_a_worker_of_another_redis_is_refused_the_folder_of_a_living_one(stack: LocalStack, gates: Gates) -> None:
+    stack.client.submit(gates.task("kept"))
+    gates.wait_started("kept.0")
+    with EmbeddedRedis(appendonly=True) as another:
+        second = second_worker(stack, POLARQ_REDIS_URL=another.url)
+        assert second.wait(PATIENCE_S) == EX_CONFIG
+    assert "polarq worker: a worker of another Redis (or another key prefix) lives in" in second.log.read_text()
+    gates.open("kept.0")
+    rollout = stack.client.wait("kept", PATIENCE_S).results[0]
+    assert (rollout.outcome.state, rollout.attempt) == (S.COMPLETED, 1)
+
+
 @pytest.mark.parametrize("where", ["the same folder", "another folder"])
 def test_a_second_worker_of_a_node_is_refused_and_the_first_one_keeps_what_it_has(
     stack: LocalStack, gates: Gates, tmp_path: Path, where: str
@@ -125,12 +137,12 @@ def test_a_worker_whose_place_was_taken_finishes_what_it_has_and_stops(stack: Lo
 
 def test_the_kernel_says_which_workers_of_a_node_are_dead(tmp_path: Path) -> None:
     code = "import sys; from pathlib import Path; from polarq_worker.incarnation import Incarnation\n"
-    code += "mine = Incarnation(Path(sys.argv[1])); mine.begin(); print(mine.id, flush=True); sys.stdin.read()"
+    code += "mine = Incarnation(Path(sys.argv[1]), 'here'); mine.begin(); print(mine.id, flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         other = process.stdout.readline().strip()
-        mine, later = Incarnation(tmp_path), Incarnation(tmp_path)
+        mine, later = Incarnation(tmp_path, "here"), Incarnation(tmp_path, "here")
         seen = mine.begin()
         assert (seen.dead, seen.living) == ((), (other,))
         process.kill()
@@ -142,9 +154,15 @@ def test_the_kernel_says_which_workers_of_a_node_are_dead(tmp_path: Path) -> Non
         later.forget(seen.dead)
         mine.end()
         later.end()
-        last = Incarnation(tmp_path)
+        last = Incarnation(tmp_path, "here")
         assert last.begin() == Others()
+        elsewhere = Incarnation(tmp_path, "elsewhere")
+        with pytest.raises(PolarqError, match=r"a worker of another Redis .* lives in .*: stop that one, or give"):
+            elsewhere.begin()
+        assert [path.name for path in (tmp_path / "incarnations").glob("*") if path.name != "lock"] == [last.id]
         last.end()
+        assert elsewhere.begin() == Others()
+        elsewhere.end()
 
 
 async def test_a_secret_of_an_attempt_that_was_taken_back_opens_nothing(redis_url: str, keys: Keys) -> None:

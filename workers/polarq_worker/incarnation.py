@@ -5,12 +5,17 @@ kernel lets go of the lock when the process ends, however it does. A file withou
 killed. That holds under one kernel only, so the file says which: one that was left under another (the machine was
 started anew, or shares this folder with it) proves nothing, and what its worker held is the reaper's, once its lease is
 over.
+
+The file also says which deployment its worker serves. The ledger keeps two workers of one node apart, but only those
+that ask the same one: a folder that a living worker of another Redis uses is refused, for each would take what the
+other started for leftovers.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import fcntl
+import hashlib
 import logging
 import os
 import re
@@ -28,6 +33,7 @@ log = logging.getLogger("polarq.worker.incarnation")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _VMSTAT = Path("/proc/vmstat")
 _WORD_BYTES = 128
+_WORDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +60,10 @@ class Others:
 class Incarnation:
     """This process as a worker of its node. `begin` and `end` block for a moment."""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, deployment: str) -> None:
+        """`deployment` names the ledger, whatever words it takes."""
         self.id = secrets.token_hex(8)
+        self._deployment = hashlib.sha256(deployment.encode()).hexdigest()[:16]
         self._folder = state_dir / "incarnations"
         self._handle: int | None = None
         self._using = threading.Lock()
@@ -68,8 +76,12 @@ class Incarnation:
             with self._alone():
                 self._handle = os.open(self._folder / self.id, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 fcntl.flock(self._handle, fcntl.LOCK_EX)
-                _write_word(self._handle)
-                return self._others()
+                self._write_word(self._handle)
+                try:
+                    return self._others()
+                except PolarqError:
+                    self.end()
+                    raise
         except OSError as exc:
             raise PolarqError(
                 f"{self._folder} cannot be used ({exc.strerror}); set POLARQ_STATE_DIR to a folder of this machine"
@@ -84,7 +96,7 @@ class Incarnation:
         """Notes what it will be told apart by, should it be killed for memory before the next beat."""
         with self._using:
             if self._handle is not None:
-                _write_word(self._handle)
+                self._write_word(self._handle)
 
     def end(self) -> None:
         """This worker holds nothing any more."""
@@ -101,6 +113,11 @@ class Incarnation:
             if path.name in {self.id, _LOCK}:
                 continue
             if _locked(path):
+                if self._of_another_deployment(path):
+                    raise PolarqError(
+                        f"a worker of another Redis (or another key prefix) lives in {self._folder.parent}: stop that"
+                        " one, or give each its own POLARQ_STATE_DIR"
+                    )
                 living.append(path.name)
             elif (how := _how_it_ended(path.read_bytes())) is not None:
                 dead.append(Dead(path.name, how))
@@ -125,6 +142,19 @@ class Incarnation:
         finally:
             os.close(handle)
 
+    def _write_word(self, handle: int) -> None:
+        """The kernel this runs under, how many processes it has killed for want of memory since it started, and the
+        deployment. On a disk that does not take it the file stays empty, and proves nothing."""
+        said = (_said_by(_BOOT_ID).strip(), str(_killed_for_memory()), self._deployment)
+        try:
+            os.pwrite(handle, " ".join(said).encode().ljust(_WORD_BYTES - 1) + b"\n", 0)
+        except OSError as exc:
+            log.warning("the file of this worker cannot be written (%s)", exc.strerror or exc)
+
+    def _of_another_deployment(self, path: Path) -> bool:
+        said = _words(path.read_bytes())
+        return len(said) == _WORDS and said[-1] != self._deployment
+
     def _remove(self, incarnation: str) -> None:
         try:
             (self._folder / incarnation).unlink(missing_ok=True)
@@ -133,16 +163,6 @@ class Incarnation:
 
 
 _LOCK = "lock"
-
-
-def _write_word(handle: int) -> None:
-    """The kernel this runs under, and how many processes it has killed for want of memory since it started. On a disk
-    that does not take it the file stays empty, and proves nothing."""
-    word = f"{_said_by(_BOOT_ID).strip()} {_killed_for_memory()}".encode().ljust(_WORD_BYTES - 1) + b"\n"
-    try:
-        os.pwrite(handle, word, 0)
-    except OSError as exc:
-        log.warning("the file of this worker cannot be written (%s)", exc.strerror or exc)
 
 
 def _said_by(path: Path) -> str:
@@ -160,7 +180,7 @@ def _killed_for_memory() -> int:
 
 def _how_it_ended(left: bytes) -> str | None:
     """How the worker ended that left this file; blank: it left no word; None: it ran under another kernel."""
-    boot_id, _, killed = left[:_WORD_BYTES].decode("utf-8", "replace").strip().partition(" ")
+    boot_id, killed, *_ = (*_words(left), "", "")
     if not boot_id or boot_id != _said_by(_BOOT_ID).strip():
         return None
     if fault := re.search(rb"^Fatal Python error: (.+)$", left[_WORD_BYTES:], re.MULTILINE):
@@ -168,6 +188,10 @@ def _how_it_ended(left: bytes) -> str | None:
     if killed.isdecimal() and _killed_for_memory() > int(killed):
         return "out of memory, it seems: the kernel killed processes for it"
     return ""
+
+
+def _words(left: bytes) -> list[str]:
+    return left[:_WORD_BYTES].decode("utf-8", "replace").split()
 
 
 def _locked(path: Path) -> bool:

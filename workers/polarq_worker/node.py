@@ -15,6 +15,7 @@ from polarq.ledger import AsyncLedger, calls_for
 from polarq.ledger.records import ActiveRollout
 from polarq.settings import Settings
 from polarq.topology import Node, Topology, redis_url
+from polarq.topology.redis_address import without_password
 from polarq_worker.collected import settle_leftovers
 from polarq_worker.engine import Ended, Engine, Stop, as_job_result
 from polarq_worker.entering import check_redis, make_folders, take_place
@@ -70,7 +71,9 @@ class NodeService:
         self._loops: list[asyncio.Task[None]] = []
         self.patience = Patience()
         self._notes: set[asyncio.Task[None]] = set()
-        self.incarnation = Incarnation(self.state_dir)
+        self._redis_url = redis_url(topology, settings)
+        deployment = f"{without_password(self._redis_url)} {topology.redis.prefix}"
+        self.incarnation = Incarnation(self.state_dir, deployment)
         self.spool = Spool(self.state_dir / "spool", topology.retention.result_s)
         self.watch = LoopWatch(topology.gateway.lease_s / 4, self._on_loop_return)
 
@@ -79,7 +82,7 @@ class NodeService:
     async def start(self) -> None:
         """Connects, starts the proxy, announces the node. Raises `PolarqError` with one line that says what to do."""
         make_folders(self.state_dir)
-        self.ledger = AsyncLedger(redis_url(self.topology, self.settings), calls_for(self.topology))
+        self.ledger = AsyncLedger(self._redis_url, calls_for(self.topology))
         await check_redis(self.ledger)
         self._others = await asyncio.to_thread(self.incarnation.begin)
         self.incarnation.say_how_it_ends()
