@@ -98,6 +98,10 @@ class Bench:
             undo.enter_context(alone_in(self._state))
             self.stack = undo.enter_context(self._stack(home))
             undo.callback(self._cancel_open)
+            # One for all questions: each new one would read the certificates of the machine again.
+            self._inference = undo.enter_context(
+                httpx.Client(base_url=self.stack.inference_url, timeout=60, trust_env=False)
+            )
             self._undo = undo.pop_all()
         return self
 
@@ -192,7 +196,6 @@ class Bench:
             await ledger.aclose()
 
     def _sampled(self, name: str) -> list[dict[str, Any]]:
-        address = f"{self.stack.inference_url}/scripted/ledger"
-        answer = httpx.get(address, params={"session_id": f"{name}.0"}, timeout=60, trust_env=False)
+        answer = self._inference.get("/scripted/ledger", params={"session_id": f"{name}.0"})
         calls: list[dict[str, Any]] = answer.raise_for_status().json()["calls"]
         return calls
