@@ -29,7 +29,7 @@ from polarq.cli.options import Json
 from polarq.cli.outcome import ExitCode, Unusable, command, complain, task_code
 from polarq.cli.picture import Picture
 from polarq.cli.progress import follow
-from polarq.cli.terminal import Screen, shown_lines
+from polarq.cli.terminal import Screen
 from polarq.client import Client
 from polarq.contracts.task import Task
 from polarq.errors import PolarqError
@@ -91,9 +91,7 @@ def _play(story: Story, interrupts: Interrupts, num_samples: int, max_run_worker
             story.tell_kept(stack.topology_path)
             _until_stopped(stack)
     except PartDidNotStart as exc:
-        complain(str(exc))
-        for line in shown_lines(exc.last_lines, limit=20):
-            complain(f"| {line}")
+        complain(str(exc), exc.last_lines)
         return ExitCode.FAILED
     finally:
         with story.timed("stop_s"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +14,9 @@ import typer
 from rich.text import Text
 
 from polarq import bubblewrap
+from polarq.cli.interrupts import Interrupts
 from polarq.cli.options import Json
-from polarq.cli.outcome import ExitCode, Unusable, command
+from polarq.cli.outcome import ExitCode, Unusable, command, complain
 from polarq.cli.terminal import Column, Screen, print_json, print_table, shown
 from polarq.errors import InvalidInput
 from polarq.registry import names, plugin
@@ -90,17 +93,24 @@ def check(
 ) -> ExitCode:
     """Run a harness's real program here against a scripted model, and say what broke.
 
-    It is installed as a node would do it, in a sandbox without a network, and answered through the real proxy.
+    It is installed as a node would do it, in a sandbox without a network, and answered through the real proxy. However
+    it ends, nothing that was started goes on.
     """
     screen = Screen()
     broken, found = 0, []
-    for one in _checked(name, version, dialect, only, backend, image, cache):
-        found.append(one)
-        broken += not one["ok"]
-        if not as_json:
-            verdict = ("ok    ", "green") if one["ok"] else ("BROKEN", "red")
-            screen.say(verdict, "  ", f"{one['dialect']}  ", (one["check"], "bold"), "  ", shown(one["detail"]))
-            screen.file.flush()
+    interrupts = Interrupts()
+    # Closed here: what a signal or a closed pipe ends is stopped while further signals are still ours.
+    with (
+        interrupts.caught(),
+        closing(_checked(name, version, dialect, only, backend, image, cache, interrupts)) as each,
+    ):
+        for one in each:
+            found.append(one)
+            broken += not one["ok"]
+            if not as_json:
+                verdict = ("ok    ", "green") if one["ok"] else ("BROKEN", "red")
+                screen.say(verdict, "  ", f"{one['dialect']}  ", (one["check"], "bold"), "  ", shown(one["detail"]))
+                screen.file.flush()
     if as_json:
         print_json({"harness": name, "ok": not broken, "findings": found})
     else:
@@ -117,9 +127,11 @@ def _checked(
     backend: str,
     image: str,
     cache: Path | None,
-) -> Iterator[dict[str, Any]]:
+    interrupts: Interrupts,
+) -> Generator[dict[str, Any], None, None]:
     try:
         from polarq.testing.conformance import bench, checks, scenario
+        from polarq.testing.stack import PartDidNotStart
     except ModuleNotFoundError as exc:
         raise Unusable(f"checking needs '{exc.name}': pip install 'polarq[demo]'") from exc
     preset = _preset(name)
@@ -136,19 +148,16 @@ def _checked(
         settings = {**told.agent.get("settings", {}), "version": version, "untested_version": True}
         told = told.model_copy(update={"agent": {**told.agent, "settings": settings}})
     runtime = {"backend": backend, **({"image": image} if image else {})}
+    today = datetime.now(UTC).date().isoformat()
     for one in spoken:
-        with bench.Bench(told, one, runtime, cache=cache or bench.default_cache()) as here:
-            for finding in checks.Suite(here).run(wanted):
-                yield {
-                    "harness": name,
-                    "dialect": one,
-                    "backend": backend,
-                    "check": finding.check,
-                    "ok": finding.ok,
-                    "detail": finding.detail,
-                    "version": finding.version,
-                    "date": datetime.now(UTC).date().isoformat(),
-                }
+        try:
+            with bench.Bench(told, one, runtime, cache=cache or bench.default_cache(), held=interrupts.held) as here:
+                for finding in checks.Suite(here).run(wanted):
+                    where = {"harness": name, "dialect": one, "backend": backend}
+                    yield {**where, **asdict(finding), "date": today}
+        except PartDidNotStart as exc:  # whose log is gone with its folder
+            complain(str(exc.args[0]), exc.last_lines)
+            raise typer.Exit(ExitCode.FAILED) from None
 
 
 def _preset(name: str) -> Any:

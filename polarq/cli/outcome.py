@@ -11,7 +11,7 @@ from typing import ParamSpec
 
 import typer
 
-from polarq.cli.terminal import shown
+from polarq.cli.terminal import shown, shown_lines
 from polarq.contracts.rollout import RolloutState, TaskCounts, TaskState
 from polarq.errors import (
     LedgerUnavailable,
@@ -102,10 +102,11 @@ def code_of(error: PolarqError) -> ExitCode:
     return ExitCode.USAGE
 
 
-def complain(text: str) -> None:
-    """One line on stderr."""
+def complain(text: str, log: str = "") -> None:
+    """One line on stderr, and below it what a log ends with."""
+    lines = [text, *(f"| {line}" for line in (shown_lines(log, limit=20) if log else ()))]
     try:
-        sys.stderr.write(f"polarq: {shown(text, limit=4000)}\n")
+        sys.stderr.writelines(f"polarq: {shown(line, limit=4000)}\n" for line in lines)
         sys.stderr.flush()
     except OSError:
         pass  # nobody reads it

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,7 +47,8 @@ class LocalStack:
     started them, however that ends. `before` is what a node's worker is started with in front of its command (`env
     TZ=...`, `ip netns exec ...`), which has to become the worker itself. `isolation` is that of the nodes' local
     sandboxes, where `nodes` does not say it: none, so that what is looked at can lie on the machine. `max_model_len` is
-    the context of the scripted model.
+    the context of the scripted model. Each part is started in a block of `held`, where a signal can be made to wait:
+    one that tears a start apart leaves a part that cannot be stopped.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class LocalStack:
         before: Mapping[str, Sequence[str]] | None = None,
         isolation: str = "none",
         max_model_len: int | None = None,
+        held: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.home = home.resolve()
         self.scenario = scenario
@@ -79,6 +81,7 @@ class LocalStack:
         self._before = dict(before or {})
         self._isolation = isolation
         self._max_model_len = max_model_len
+        self._held = held
         self.inference: Program | None = None
         self.inference_url = ""
         self.workers: dict[str, Program] = {}
@@ -90,11 +93,15 @@ class LocalStack:
         """Everything: Redis, inference, one worker per node. Returns when each is ready."""
         try:
             if self._own_redis:
-                self.redis.start()
-            self.start_inference()
+                with self._held():
+                    self.redis.start()
+            with self._held():
+                self.start_inference(wait=False)
+            self.wait_for_inference()
             self.write_topology()
             for node_id in self._nodes:
-                self.start_worker(node_id, wait=False)
+                with self._held():
+                    self.start_worker(node_id, wait=False)
             for node_id in self._nodes:
                 self.wait_for_node(node_id)
         except BaseException:

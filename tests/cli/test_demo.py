@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from polarq.contracts.rollout import RolloutResult
 from polarq.testing.redis import EmbeddedRedis
 from tests.cli.conftest import POLARQ, clean_environment, program
 from tests.cli.terminals import Terminal
+from tests.leftovers import running, wait_for_end
 
 pytestmark = pytest.mark.slow
 
@@ -30,31 +30,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "state"
     yield folder
     assert running(folder) == {}
-
-
-def running(folder: Path) -> dict[int, str]:
-    """Process id and command line of everything that the demo started."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-            words = (process / "environ").read_bytes() + command + os.fsencode((process / "cwd").readlink())
-        except OSError:  # gone meanwhile
-            continue
-        if os.fsencode(folder) in words and int(process.name) != os.getpid():
-            found[int(process.name)] = command.replace(b"\0", b" ").decode()
-    return found
-
-
-def wait_for_end(pid: int, timeout_s: float) -> None:
-    """Of any process, ours or not."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    ended, _, _ = select.select([process], [], [], timeout_s)
-    os.close(process)
-    assert ended, f"{pid} goes on"
 
 
 def demo(state: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:

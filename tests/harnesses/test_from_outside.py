@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from polarq.contracts.rollout import RolloutState
 from polarq.contracts.task import Task
 from polarq.testing.stack import LocalStack
 
+from ..leftovers import running
 from ..runtimes.local_here import needs_bubblewrap
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-harness.md"
@@ -126,3 +128,54 @@ def test_a_preset_of_another_package_is_listed_shown_and_checked(outside: dict[s
     assert {name for name in wanted if found[name]["ok"]} == {"works", "continues", "model_error", "overflow"}, found
     assert "failed/model/model_failed" in found["busy"]["detail"], "it does not try again"
     assert found["works"]["version"] == "1.2.0"
+
+
+def check(outside: dict[str, str], tmp_path: Path, *only: str) -> subprocess.Popen[str]:
+    """`polarq harness check pocket`, with a folder of its own for what is temporary."""
+    (tmp_path / "temporary").mkdir()
+    words = ["harness", "check", "pocket", *(word for name in only for word in ("--only", name))]
+    return subprocess.Popen(
+        [sys.executable, "-m", "polarq.cli", *words],
+        env={**os.environ, **outside, "TMPDIR": str(tmp_path / "temporary")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def left_in(tmp_path: Path) -> list[str]:
+    """Programs that still run, and temporary files. The counter of ports is for all programs of all times."""
+    files = [path.name for path in (tmp_path / "temporary").iterdir()]
+    return [*running(tmp_path).values(), *(name for name in files if not name.startswith("polarq-testing-ports"))]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_check_that_is_ended_in_the_middle_leaves_nothing(
+    tmp_path: Path, outside: dict[str, str], number: signal.Signals
+) -> None:
+    needs_bubblewrap()
+    with check(outside, tmp_path, "works", "timed_out") as program:
+        assert program.stdout is not None
+        assert "works" in program.stdout.readline()
+        assert "polarq_proxy" in " ".join(running(tmp_path).values())
+        # The second one's model is silent for ten seconds and more.
+        program.send_signal(number)
+        said, complained = program.communicate(timeout=120)
+    assert (program.returncode, said, complained) == (128 + number, "", "")
+    assert left_in(tmp_path) == []
+    assert list((tmp_path / "cache").rglob("sandboxes/*")) == []
+
+
+def test_a_check_whose_worker_does_not_start_says_why_and_leaves_nothing(
+    tmp_path: Path, outside: dict[str, str]
+) -> None:
+    needs_bubblewrap()
+    state = tmp_path / "cache" / "polarq" / "conformance" / "local-pocket" / "node0"
+    state.parent.mkdir(parents=True)
+    state.write_text("no folder", "utf-8")
+    with check(outside, tmp_path) as program:
+        said, complained = program.communicate(timeout=120)
+    assert (program.returncode, said) == (1, ""), complained
+    assert complained.startswith("polarq: the worker node0 ended with code "), complained
+    assert "polarq: | " in complained
+    assert left_in(tmp_path) == []

@@ -7,8 +7,8 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -20,6 +20,7 @@ import yaml
 from polarq.contracts.completion import Completion, CompletionLabel
 from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.task import Task
+from polarq.errors import PolarqError
 from polarq.ledger.connection import AsyncLedger
 from polarq.store.completions import read_completions
 from polarq.testing.conformance.scenario import ENOUGH_TOKENS, ProgramScenario
@@ -30,6 +31,8 @@ REPO = "/polar/session/repo"
 TEST_ID = "hello.t::the_file_holds_the_word"
 PREPARE_S = 900.0
 WAIT_S = 1800.0
+DRAIN_GRACE_S = 5.0
+"""Nobody waits for a rollout once the bench is taken down."""
 
 
 def default_cache() -> Path:
@@ -67,7 +70,7 @@ class Ran:
 
 class Bench:
     """One program in one dialect and one backend. `runtime` is the sandbox's spec; `cache` a folder in which what was
-    installed is kept from one run to the next."""
+    installed is kept from one run to the next; `held` as `LocalStack` takes it."""
 
     def __init__(
         self,
@@ -77,32 +80,46 @@ class Bench:
         *,
         cache: Path,
         node: Mapping[str, Any] | None = None,
+        held: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.scenario = scenario.of_dialect(dialect)
         self.dialect = dialect
         self._runtime = dict(runtime)
-        self._home = Path(mkdtemp(prefix="polarq-conformance-"))
+        self._node = dict(node or {})
         self._state = cache / f"{self._runtime.get('backend', 'local')}-{scenario.harness}"
-        file = self._home / "scenario.yaml"
+        self._held = held
+        self._open: set[str] = set()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as undo:
+            with self._held():
+                home = Path(mkdtemp(prefix="polarq-conformance-"))
+                undo.callback(shutil.rmtree, home, ignore_errors=True)
+            undo.enter_context(alone_in(self._state))
+            self.stack = undo.enter_context(self._stack(home))
+            undo.callback(self._cancel_open)
+            # One for all questions: each new one would read the certificates of the machine again.
+            self._inference = undo.enter_context(
+                httpx.Client(base_url=self.stack.inference_url, timeout=60, trust_env=False)
+            )
+            self._undo = undo.pop_all()
+        return self
+
+    def _stack(self, home: Path) -> LocalStack:
+        file = home / "scenario.yaml"
         data = self.scenario.scenario().model_dump(mode="json", exclude_none=True)
         file.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
-        self.stack = LocalStack(
-            self._home,
+        return LocalStack(
+            home,
             scenario=str(file),
-            nodes={"node0": {"proxy": {"context": "exact"}, "max_run_workers": 2, **(node or {})}},
+            nodes={"node0": {"proxy": {"context": "exact"}, "max_run_workers": 2, **self._node}},
+            sections={"gateway": {"drain_grace_s": DRAIN_GRACE_S}},
             env={"POLARQ_STATE_DIR": str(self._state)},
             isolation="bubblewrap",
             max_model_len=ENOUGH_TOKENS,
             bound=True,
+            held=self._held,
         )
-
-    def __enter__(self) -> Self:
-        with ExitStack() as undo:
-            undo.callback(shutil.rmtree, self._home, ignore_errors=True)
-            undo.enter_context(alone_in(self._state))
-            undo.enter_context(self.stack)
-            self._undo = undo.pop_all()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
@@ -140,12 +157,20 @@ class Bench:
         )
 
     def submit(self, task: Task) -> None:
+        self._open.add(task.task_id)
         self.stack.client.submit(task)
+
+    def _cancel_open(self) -> None:
+        """What still runs is stopped at once, so that the worker has nothing to wait for."""
+        for name in self._open:
+            with suppress(PolarqError):  # the worker ends in any case
+                self.stack.client.cancel(name)
 
     def ended(self, name: str) -> Ran:
         """Waits for a rollout's end."""
         (result,) = self.stack.client.wait(name, WAIT_S).results
         (record,) = self.stack.client.record(name).rollouts
+        self._open.discard(name)
         return Ran(
             result, asyncio.run(self._recorded(result.rollout_id, record.attempt, record.token)), self._sampled(name)
         )
@@ -171,7 +196,6 @@ class Bench:
             await ledger.aclose()
 
     def _sampled(self, name: str) -> list[dict[str, Any]]:
-        address = f"{self.stack.inference_url}/scripted/ledger"
-        answer = httpx.get(address, params={"session_id": f"{name}.0"}, timeout=60, trust_env=False)
+        answer = self._inference.get("/scripted/ledger", params={"session_id": f"{name}.0"})
         calls: list[dict[str, Any]] = answer.raise_for_status().json()["calls"]
         return calls
