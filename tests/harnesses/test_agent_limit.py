@@ -71,6 +71,18 @@ def test_each_program_tells_of_its_limits_in_its_own_way(
         )
 
 
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [({"content": "", "tool_calls": [{}]}, "agent_limit"), ({"content": "It is done."}, None)],
+)
+def test_goose_that_did_not_ask_again_after_its_tools_has_stopped_at_its_limit(
+    reply: dict[str, Any], reason: str | None
+) -> None:
+    report = HarnessReport(name="goose", ok=True, steps=[StepReport(kind=ExecKind.EXITED, exit_code=0)])
+    verdict = made("goose").judge(report, CallsSeen.of([call(0), call(1, reply=reply)], GrantUse()))
+    assert (verdict.reason if verdict else None) == reason
+
+
 def test_a_model_that_failed_at_the_limit_is_no_limit() -> None:
     step = StepReport(kind=ExecKind.EXITED, exit_code=0)
     report = HarnessReport(name="x", ok=True, steps=[step], metadata={"exit_status": "LimitsExceeded"})
@@ -139,6 +151,7 @@ def _at_its_limit(result: RolloutResult) -> None:
 REAL = {
     "claude_code": {"max_turns": 1},
     "gemini_cli": {"max_turns": 1},
+    "goose": {"max_turns": 1},
     "mini_swe_agent": {"step_limit": 1},
     "openhands_sdk": {"max_iterations": 1},
     "qwen_code": {"max_turns": 1},

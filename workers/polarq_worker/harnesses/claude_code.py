@@ -18,6 +18,7 @@ from polarq_worker.harnesses.preset import Preset, PresetSettings, mcp_entry
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
 from polarq_worker.harnesses.results import last_words
+from polarq_worker.harnesses.verdicts import CallsSeen
 from polarq_worker.runtimes.base import Runtime
 
 LIMITS = {"error_max_turns", "error_max_budget_usd"}
@@ -105,7 +106,7 @@ class ClaudeCodeHarness(Preset):
         said = await last_words(runtime, steps)
         return {"exit_status": said.get("subtype"), "turns": said.get("num_turns")} if said else {}
 
-    def at_limit(self, report: HarnessReport) -> str:
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
         status = str(report.metadata.get("exit_status"))
         return status if status in LIMITS else ""
 

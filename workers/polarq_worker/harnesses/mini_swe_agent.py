@@ -22,6 +22,7 @@ from polarq_worker.harnesses.configs import given
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
+from polarq_worker.harnesses.verdicts import CallsSeen
 from polarq_worker.runtimes.base import Runtime
 
 TRAJECTORY = "mini-swe-agent.traj.json"
@@ -97,7 +98,7 @@ class MiniSweAgentHarness(Preset):
         await runtime.get_file(self._trajectory_path(context), kept, MAX_TRAJECTORY_BYTES)
         return await asyncio.to_thread(_verdict, kept)
 
-    def at_limit(self, report: HarnessReport) -> str:
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
         status = str(report.metadata.get("exit_status"))
         return status if status in LIMITS else ""
 

@@ -26,6 +26,7 @@ from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
 from polarq_worker.harnesses.results import fetched_json
+from polarq_worker.harnesses.verdicts import CallsSeen
 from polarq_worker.runtimes.base import Runtime
 
 _DRIVER = "openhands_sdk_run.py"
@@ -124,7 +125,7 @@ class OpenHandsSdkHarness(Preset):
         said: dict[str, Any] = await fetched_json(runtime, source, "openhands_sdk.result.json", _MAX_RESULT_BYTES)
         return said
 
-    def at_limit(self, report: HarnessReport) -> str:
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
         return LIMIT if report.metadata.get("exit_status") == LIMIT else ""
 
     def _llm(self, context: HarnessContext) -> dict[str, Any]:

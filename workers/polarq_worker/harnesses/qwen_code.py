@@ -14,7 +14,7 @@ from polarq_worker.harnesses.configs import as_json, given, merged
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
-from polarq_worker.harnesses.verdicts import exit_code
+from polarq_worker.harnesses.verdicts import CallsSeen, exit_code
 
 LOGINS = {"openai_chat": "openai", "openai_responses": "openai-responses", "anthropic_messages": "anthropic"}
 """Its own word for each API."""
@@ -79,7 +79,7 @@ class QwenCodeHarness(Preset):
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         return {f"{self.folder(context.layout)}/settings.json": as_json(self.config())}
 
-    def at_limit(self, report: HarnessReport) -> str:
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
         return LIMITS.get(exit_code(report), "")
 
     def config(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonSource
 from polarq_worker.harnesses.programs.versions import Versions
 from polarq_worker.harnesses.results import fetched_json
+from polarq_worker.harnesses.verdicts import CallsSeen
 from polarq_worker.runtimes.base import Runtime
 
 PROBLEM = "rollout"
@@ -149,7 +150,7 @@ class SweAgentHarness(Preset):
             "trajectory": "agent/swe_agent.traj.json",
         }
 
-    def at_limit(self, report: HarnessReport) -> str:
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
         # What it hands in at a limit of its own: "submitted (exit_cost)".
         status = str(report.metadata.get("exit_status")).removeprefix("submitted (").removesuffix(")")
         return status if status in LIMITS else ""
