@@ -12,12 +12,14 @@ from polarq.contracts.base import Contract
 
 
 class Ending(StrEnum):
-    """Kinds of ends. The first six are the policy's own doing and may carry a reward; no other ever does."""
+    """Kinds of ends. The first seven are the policy's own doing and may carry a reward; no other ever does."""
 
     COMPLETED = "completed"
     AGENT_FAILED = "agent_failed"
     """The harness ended badly, or without an answer."""
     AGENT_TIMED_OUT = "agent_timed_out"
+    AGENT_LIMIT = "agent_limit"
+    """The harness stopped at a limit of turns, calls, cost or time: its own, or the task's `model.max_calls`."""
     TRUNCATED = "truncated"
     """The last answer was cut at its token limit."""
     OVERFLOW = "overflow"
@@ -46,6 +48,7 @@ OWN_DOING = frozenset(
         Ending.COMPLETED,
         Ending.AGENT_FAILED,
         Ending.AGENT_TIMED_OUT,
+        Ending.AGENT_LIMIT,
         Ending.TRUNCATED,
         Ending.OVERFLOW,
         Ending.PARSER_INVALID_CALL,

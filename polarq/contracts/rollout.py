@@ -97,6 +97,8 @@ MISSES_FIDELITY = "fidelity"
 """`Outcome.reason`, at the boundary `builder`, of a rollout whose trajectory misses what its task requires."""
 
 _BY_REASON = {
+    "agent_limit": Ending.AGENT_LIMIT,
+    "call_limit": Ending.AGENT_LIMIT,
     "answer_cut": Ending.TRUNCATED,
     "context_overflow": Ending.OVERFLOW,
     "invalid_tool_call": Ending.PARSER_INVALID_CALL,

@@ -47,8 +47,12 @@ def _inside(mistakes: Mapping[tuple[str | int, ...], str]) -> PydanticCustomErro
     return PydanticCustomError("wrong_inside", "{text}", {"text": "; ".join(told.values()), "keys": told})
 
 
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
+"""The loopback address that is listened on with hosts that mean every address of their family."""
+
+
 def _reachable(host: str, port: int) -> str:
-    host = "127.0.0.1" if host in {"0.0.0.0", "::", ""} else host
+    host = _EVERYWHERE.get(host, host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
@@ -373,7 +377,15 @@ class Node(Contract):
     @property
     def proxy_url(self) -> str:
         """Address of the proxy as sandboxes on this host see it."""
-        return _http_url(self.public_url) if self.public_url.strip() else _reachable(self.host, self.port)
+        if not self.public_url.strip():
+            return _reachable(self.host, self.port)
+        url = _http_url(self.public_url)
+        here = _EVERYWHERE.get(self.host, self.host)
+        parts = urlsplit(url)
+        if (parts.scheme, parts.hostname) != ("http", "localhost") or here not in _EVERYWHERE.values():
+            return url
+        # The name may lead to the other family's address first, where nobody listens, or somebody else does.
+        return f"{_reachable(here, parts.port or 80)}{parts.path}"
 
 
 def _collisions(other: Node, node: Node) -> dict[tuple[str, ...], str]:

@@ -165,16 +165,26 @@ def test_a_bad_topology_is_one_finding_per_mistake(cli: Cli, deployment: Path) -
 
 
 @pytest.mark.parametrize(
-    ("no_proxy", "verdict"), [(None, "warn"), ("example.com", "warn"), ("127.0.0.1,x", "ok"), ("*", "ok")]
+    ("lists", "verdict"),
+    [
+        ({}, "warn"),
+        ({"NO_PROXY": "example.com"}, "warn"),
+        ({"NO_PROXY": "npm.example,127.*"}, "warn"),
+        ({"NO_PROXY": "127.0.0.1,x"}, "ok"),
+        ({"no_proxy": "127.0.0.1"}, "ok"),
+        ({"NO_PROXY": "127.0.0.1", "no_proxy": "npm.example"}, "warn"),
+        ({"NO_PROXY": "npm.example", "no_proxy": "127.0.0.1"}, "warn"),
+        ({"NO_PROXY": "*"}, "ok"),
+    ],
 )
 def test_a_proxy_variable_that_swallows_loopback_is_a_warning(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, no_proxy: str | None, verdict: str
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, lists: dict[str, str], verdict: str
 ) -> None:
     for name in ("NO_PROXY", "no_proxy", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.internal:3128")
-    if no_proxy is not None:
-        monkeypatch.setenv("NO_PROXY", no_proxy)
+    for name, value in lists.items():
+        monkeypatch.setenv(name, value)
     assert set(findings(cli("doctor", "--json").json, "environment").values()) == {verdict}
 
 

@@ -1,4 +1,4 @@
-"""The calculator example, scored: by the four scripts' own commands, and by the real agent program."""
+"""The calculator example, scored: by the four scripts' own commands."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from polarq.contracts.task import Task
 from polarq.contracts.trajectory import Trajectory
 from polarq.testing.calculator import TASK_FILE
 from polarq.testing.inference.scenario import load_scenario
-from polarq.testing.inference.server import ScriptedInference
 from polarq_worker.evaluators.base import EvaluationContext
 from polarq_worker.evaluators.create import create_evaluator
-from polarq_worker.harnesses.base import HarnessContext, harness_env, run_harness, sandbox_env
-from polarq_worker.harnesses.create import create_harness
+from polarq_worker.harnesses.base import sandbox_env
 from polarq_worker.runtimes.base import Runtime
 from polarq_worker.runtimes.local import LocalRuntime
 from polarq_worker.stages.prepare import prepare
@@ -50,17 +48,6 @@ class Rollout:
         await runtime.start()
         await prepare(runtime, self.task.runtime.prepare, env=self.env(runtime), timeout_s=60, upload_roots=["*"])
         return runtime
-
-    async def agent(self, base_url: str) -> HarnessReport:
-        runtime = self.runtimes[0]
-        env = harness_env(
-            self.task, rollout_id="t.0", fencing_token=1, base_url=base_url, api_key="key", layout=runtime.layout
-        )
-        path = f"{runtime.layout.session_dir}/instruction.txt"
-        context = HarnessContext(self.task, "t.0", path, base_url, "key", runtime.layout, env)
-        harness = create_harness(self.task.agent, [])
-        await prepare(runtime, harness.recipe(), env=env, timeout_s=150, upload_roots=[])
-        return await run_harness(harness, runtime, context, timeout_s=150)
 
     async def verdict(self, harness: HarnessReport) -> Reward:
         async def fresh() -> Runtime:
@@ -109,24 +96,3 @@ async def test_each_script_gets_what_its_commands_deserve(
     reward = await rollout.verdict(HarnessReport(name="stub", ok=True))
     assert reward.outcome == outcome, reward
     assert reward.report["empty_generation"] == (script == "gives_up")
-
-
-@pytest.mark.slow
-async def test_an_agent_that_ran_into_its_limit_is_scored_by_its_tree(made: list[Rollout], tmp_path: Path) -> None:
-    # Field case H06: noise of the shell, a limit instead of a submission, and a tree that is right.
-    (tmp_path / "noise.sh").write_text("echo motd one; echo motd two\n")
-    rollout = Rollout(
-        tmp_path,
-        runtime={"env": {"BASH_ENV": str(tmp_path / "noise.sh")}},
-        agent={"model_name": "scripted", "settings": {"step_limit": 3}},
-        evaluator={"refresh_runtime": True},
-    )
-    made.append(rollout)
-    await rollout.begin()
-    scenario = load_scenario("calculator")
-    scenario = scenario.model_copy(update={"scripts": scenario.scripts[:1]})
-    async with ScriptedInference(scenario=scenario) as inference:
-        report = await rollout.agent(inference.base_url)
-    assert (report.ok, report.metadata["exit_status"]) == (True, "LimitsExceeded"), report
-    reward = await rollout.verdict(report)
-    assert reward.outcome == 1.0, reward

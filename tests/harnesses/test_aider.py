@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,16 @@ async def test_where_there_is_no_repository_it_makes_none(
     runtime: LocalRuntime, make_context: MakeContext, tmp_path: Path
 ) -> None:
     assert (await set_up(harness(), runtime, make_context, tmp_path))["git"] is False
+
+
+async def test_words_of_the_shell_do_not_hide_the_repository(
+    runtime: LocalRuntime, make_context: MakeContext, tmp_path: Path
+) -> None:
+    await runtime.exec("git init -q", timeout_s=60)
+    await runtime.put_bytes(b"echo motd one\necho motd two\n", "/polar/session/noise.sh")
+    noise = {"backend": "local", "env": {"BASH_ENV": f"{runtime.layout.session_dir}/noise.sh"}}
+    told = await set_up(harness(), runtime, partial(make_context, runtime=noise), tmp_path)
+    assert "git" not in told
 
 
 @pytest.mark.parametrize(

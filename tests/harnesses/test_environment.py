@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from polarq.contracts.rollout import HarnessReport
+from polarq.contracts.rollout import HarnessReport, RolloutState
 from polarq.contracts.task import Task
+from polarq.testing.stack import LocalStack
 from polarq_worker.harnesses.base import harness_env, run_harness, sandbox_env
 from polarq_worker.harnesses.create import create_harness
 from polarq_worker.runtimes.base import SandboxLayout
 from polarq_worker.runtimes.local import LocalRuntime
 from tests.harnesses.conftest import MakeContext
+from tests.worker.conftest import ask, shell_task, write_scenario
 
 from ..needs import not_here
 
 LAYOUT = SandboxLayout.below("/polar/session")
 BASE = "http://10.1.2.3:8081/s/grant"
 DEAD_PROXY = "http://127.0.0.1:9"
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 
 
 def env_of(
@@ -110,19 +115,28 @@ STUBS = {
         "asyncio.run(main())"
     ),
 }
+COMMANDS = {
+    "curl": 'curl -sS "$OPENAI_BASE_URL/models"',
+    # What Node itself makes of the variables, where it is asked to heed them (from Node 24 on; older ones never do).
+    "node": (
+        """NODE_USE_ENV_PROXY=1 node -e 'fetch(process.env.OPENAI_BASE_URL + "/models")"""
+        """.then(async one => console.log(await one.text()))'"""
+    ),
+}
 
 
 async def answer(request: web.Request) -> web.Response:
     return web.Response(text=f"arrived at {request.path}")
 
 
-@pytest.mark.parametrize("client", [*STUBS, "curl"])
+@pytest.mark.parametrize("client", [*STUBS, *COMMANDS])
 async def test_a_corporate_proxy_does_not_swallow_model_calls(
     client: str, runtime: LocalRuntime, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if client == "curl" and shutil.which("curl") is None:
-        not_here("curl is not installed")
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+    # Field case H04. By name too: where that is ::1 first, nobody listens there.
+    if client in COMMANDS and shutil.which(client) is None:
+        not_here(f"{client} is not installed")
+    for name in PROXIES:
         monkeypatch.setenv(name, DEAD_PROXY)
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
@@ -132,15 +146,17 @@ async def test_a_corporate_proxy_does_not_swallow_model_calls(
     await site.start()
     try:
         port = server.addresses[0][1]
-        report = await call_model(client, f"http://127.0.0.1:{port}/s/grant", runtime, make_context)
+        bases = [f"http://{host}:{port}/s/grant" for host in ("127.0.0.1", "localhost")]
+        reports = await asyncio.gather(*(call_model(client, base, runtime, make_context) for base in bases))
     finally:
         await server.cleanup()
-    assert report.ok, report
-    assert report.steps[0].stdout_tail.strip() == "arrived at /s/grant/v1/models"
+    for report in reports:
+        assert report.ok, report
+        assert report.steps[0].stdout_tail.strip() == "arrived at /s/grant/v1/models"
 
 
 async def call_model(client: str, base: str, runtime: LocalRuntime, make_context: MakeContext) -> HarnessReport:
-    command = 'curl -sS "$OPENAI_BASE_URL/models"' if client == "curl" else 'python "$SESSION_DIR/stub.py"'
+    command = COMMANDS.get(client, 'python "$SESSION_DIR/stub.py"')
     if client in STUBS:
         await runtime.put_bytes(STUBS[client].encode(), "/polar/session/stub.py")
     proxies: dict[str, Any] = {
@@ -157,3 +173,16 @@ async def call_model(client: str, base: str, runtime: LocalRuntime, make_context
         agent={"harness": "shell", "custom_shell": {"command": command}},
     )
     return await run_harness(create_harness(context.task.agent, []), runtime, context, timeout_s=60)
+
+
+@pytest.mark.slow
+def test_a_deployment_whose_environment_names_a_dead_proxy_works(tmp_path: Path) -> None:
+    # Worker, proxy and engine talk to each other and to Redis as if it were not there.
+    env = {**dict.fromkeys(PROXIES, DEAD_PROXY), "NO_PROXY": "npm.example,127.*", "no_proxy": "npm.example"}
+    own = {"backend": "local", "env": dict.fromkeys(PROXIES, "http://127.0.0.1:10")}
+    with LocalStack(tmp_path, scenario=str(write_scenario(tmp_path)), env=env) as stack:
+        stack.client.submit(shell_task("proxied", ask(), runtime=own))
+        (result,) = stack.client.wait("proxied", 120).results
+    assert result.outcome.state is RolloutState.COMPLETED, result.outcome
+    assert result.reward is not None
+    assert result.reward.outcome == 1.0

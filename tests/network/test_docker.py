@@ -19,6 +19,8 @@ from tests.worker.conftest import shell_task, write_scenario
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
 DEAD = "http://127.0.0.1:9"
+EXCEPTED = "excepted: npm.example,127.0.0.1,::1,localhost"
+"""The image's own, and those of the model."""
 NAMED = "polarq-proxied:test"
 HARNESS = """
 python3 - <<'PY'
@@ -34,6 +36,7 @@ except urllib.error.URLError as exc:
 PY
 echo "proxies: $(env | grep -i '_proxy=' | grep -vi '^no_proxy=' | cut -d= -f1 | sort | tr '\\n' ' ')"
 echo "interfaces: $(tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ' | tr '\\n' ' ')"
+echo "excepted: $no_proxy"
 """
 
 
@@ -48,7 +51,7 @@ def image() -> Iterator[str]:
         ).stdout.strip()
 
     made = docker("create", IMAGE, "true")
-    change = f"ENV HTTP_PROXY={DEAD} HTTPS_PROXY={DEAD} http_proxy={DEAD} ALL_PROXY={DEAD}"
+    change = f"ENV HTTP_PROXY={DEAD} HTTPS_PROXY={DEAD} http_proxy={DEAD} ALL_PROXY={DEAD} NO_PROXY=npm.example"
     docker("commit", "--change", change, made, NAMED)
     docker("rm", made)
     yield NAMED
@@ -77,7 +80,7 @@ def test_a_container_finds_the_model_and_is_refused_everybody_else(stack: LocalS
     lines, network, denied = seen(stack, "default", image)
     assert lines[0] == "First answer."
     assert "403" in lines[1]
-    assert lines[2:] == [f"proxies: {PROXIES}", "interfaces: lo"]
+    assert lines[2:] == [f"proxies: {PROXIES}", "interfaces: lo", EXCEPTED]
     assert (network, denied) == (NetworkPolicy.PROXY_ONLY, ["example.org:80"])
 
 
@@ -86,5 +89,5 @@ def test_a_container_with_policy_none_has_nobody_to_ask_not_even_whom_its_image_
 ) -> None:
     lines, network, denied = seen(stack, "none", image, network_policy="none")
     assert lines[0] == "First answer."
-    assert lines[2:] == ["proxies:", "interfaces: lo"]
+    assert lines[2:] == ["proxies:", "interfaces: lo", EXCEPTED]
     assert (network, denied) == (NetworkPolicy.NONE, [])

@@ -16,7 +16,7 @@ from polarq.topology.runtimes import RuntimesSection
 from polarq_worker.harnesses.environment import harness_env, sandbox_env, step_env
 from polarq_worker.network.model_door import ProxyAddress
 from polarq_worker.network.policy import enforced, own_services, proxy_address
-from polarq_worker.network.way_out import WayOut
+from polarq_worker.network.way_out import WayOut, over
 from polarq_worker.runtimes.base import Host, SandboxLayout
 from polarq_worker.runtimes.local import LocalRuntime
 
@@ -138,6 +138,15 @@ OWN = {
 LOCAL = "npm.example,127.*,127.0.0.1,::1,localhost"
 
 
+def test_what_an_image_excepts_from_its_proxy_stays_excepted() -> None:
+    image = {"HTTP_PROXY": "http://corp:3128", "no_proxy": "artifacts.internal,127.*", "A": "1"}
+    both = over(image, {"NO_PROXY": "mine.example,127.0.0.1", "no_proxy": "mine.example,127.0.0.1", "A": "2"})
+    named = "artifacts.internal,127.*,mine.example,127.0.0.1"
+    assert both == {"HTTP_PROXY": "http://corp:3128", "NO_PROXY": named, "no_proxy": named, "A": "2"}
+    assert over({"NO_PROXY": "x"}, {}) == {"NO_PROXY": "x"}
+    assert over({}, {"NO_PROXY": "x"}) == {"NO_PROXY": "x"}
+
+
 def test_without_any_way_out_no_proxy_is_named_not_even_the_tasks_own() -> None:
     assert env_of(WayOut(cut_off=True), OWN) == {"NO_PROXY": LOCAL, "no_proxy": LOCAL}
 
@@ -172,6 +181,25 @@ def test_on_the_open_network_a_tasks_own_proxies_stand() -> None:
 )
 def test_the_relay_goes_where_the_proxy_really_listens(node: dict[str, Any], address: ProxyAddress) -> None:
     assert proxy_address(Node.model_validate({"id": "n", **node})) == address
+
+
+@pytest.mark.parametrize(
+    ("host", "public_url", "url"),
+    [
+        ("0.0.0.0", "", "http://127.0.0.1:8100"),
+        ("::", "", "http://[::1]:8100"),
+        ("::1", "", "http://[::1]:8100"),
+        ("127.0.0.1", "http://localhost:8100", "http://127.0.0.1:8100"),
+        ("0.0.0.0", "http://LOCALHOST:8100/by/", "http://127.0.0.1:8100/by"),
+        ("::", "http://localhost:8100", "http://[::1]:8100"),
+        ("127.0.0.1", "https://localhost:8100", "https://localhost:8100"),
+        ("localhost", "http://localhost:8100", "http://localhost:8100"),
+        ("0.0.0.0", "http://gate.example:8100", "http://gate.example:8100"),
+    ],
+)
+def test_a_base_url_names_an_address_that_is_listened_on(host: str, public_url: str, url: str) -> None:
+    # Field case H04. A certificate's name, and a name that is listened on as it resolves, stay.
+    assert Node(id="n", host=host, port=8100, public_url=public_url).proxy_url == url
 
 
 def test_a_proxy_behind_tls_cannot_be_reached_through_a_door() -> None:

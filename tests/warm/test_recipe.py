@@ -11,7 +11,11 @@ import pytest
 from polarq.contracts.specs import AgentSpec, PrepareAction
 from polarq.contracts.task import Task
 from polarq.errors import InvalidTask
+from polarq.topology import Topology
 from polarq_worker.harnesses.base import Harness, HarnessContext, HarnessStep
+from polarq_worker.harnesses.create import create_harness
+from polarq_worker.runtimes.base import Host
+from polarq_worker.warm.recipe import Recipes
 from polarq_worker.warm.uploads import Uploads
 from tests.warm.conftest import Rig, run
 
@@ -191,3 +195,51 @@ async def test_what_a_harness_installs_comes_first_and_is_part_of_its_recipe_alo
     assert (await rig.warm.recipes.of_evaluator(task)).key != recipe.key
     program.write_text("echo another")
     assert (await rig.warm.recipes.of_agent(task, harness)).key != recipe.key
+
+
+def program(folder: Path, name: str, text: str = "#!/bin/sh\n") -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+    return str(folder)
+
+
+def release(environment: Path, package: str, version: str) -> None:
+    note = environment / f"lib/python3.11/site-packages/{package}-{version}.dist-info"
+    note.mkdir(parents=True)
+    (note / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+
+
+async def local_key(harness: str, path: str, folder: Path, **settings: Any) -> str:
+    spec = {"harness": harness, "settings": settings}
+    runtime = {"backend": "local", "env": {"PATH": path}}
+    task = Task.parse({"task_id": "t", "instruction": "x", "runtime": runtime, "agent": spec})
+    recipes = Recipes(Topology(), Host("node0", "1", folder / "kept"))
+    return (await recipes.of_agent(task, create_harness(task.agent, []))).key
+
+
+async def test_a_program_of_the_machine_that_moved_or_is_another_one_separates(tmp_path: Path) -> None:
+    # Else a sandbox would start with a link to nowhere, or with a release that nobody has looked at.
+    async def key(path: str) -> str:
+        return await local_key("codex", path, tmp_path)
+
+    none, here, there = (str(tmp_path / name) for name in ("none", "here", "there"))
+    keys = [await key(none)]
+    keys.append(await key(program(tmp_path / "here", "codex")))
+    assert await key(here) == keys[-1]
+    keys.append(await key(program(tmp_path / "there", "codex")))
+    keys.append(await key(program(tmp_path / "there", "codex", "#!/bin/sh\nexit 1\n")))
+    assert await key(there) == keys[-1]
+    assert len(set(keys)) == len(keys)
+
+
+async def test_another_release_of_a_machines_library_separates_and_another_library_does_not(tmp_path: Path) -> None:
+    bin_ = program(tmp_path / "venv/bin", "python")
+    entry = "agent.py:solve"
+    bare = await local_key("openai_agents", bin_, tmp_path, entrypoint=entry)
+    release(tmp_path / "venv", "other", "1.0")
+    assert await local_key("openai_agents", bin_, tmp_path, entrypoint=entry) == bare
+    release(tmp_path / "venv", "openai_agents", "0.24.0")
+    had = await local_key("openai_agents", bin_, tmp_path, entrypoint=entry)
+    release(tmp_path / "venv", "openai_agents", "0.24.1")
+    assert len({bare, had, await local_key("openai_agents", bin_, tmp_path, entrypoint=entry)}) == 3

@@ -120,13 +120,16 @@ def check_proxy_variables(_: Deployment) -> Iterator[Finding]:
     """An HTTP proxy in the environment without an exception for loopback would swallow model calls."""
     proxies = urllib.request.getproxies_environment()
     names = [f"{scheme.upper()}_PROXY" for scheme in ("http", "all") if scheme in proxies]
+    # Programs differ in which of the two spellings they read: each that is set has to say it.
+    lists = [value for name in ("NO_PROXY", "no_proxy") if (value := os.environ.get(name))]
     if not names:
         yield ok("environment", "no HTTP proxy is set")
-    elif _excepted("127.0.0.1", proxies.get("no", "")):
+    elif lists and all(_excepted("127.0.0.1", value) for value in lists):
         yield ok("environment", f"{names[0]} is set, and loopback is excepted from it")
     else:
         fact = f"{names[0]} is set, and loopback is not excepted from it"
-        yield warn("environment", fact, "export NO_PROXY=127.0.0.1,localhost,::1")
+        hosts = "127.0.0.1,localhost,::1"
+        yield warn("environment", fact, f"export NO_PROXY={hosts} no_proxy={hosts}")
 
 
 def _excepted(host: str, no_proxy: str) -> bool:

@@ -30,6 +30,9 @@ from polarq_worker.runtimes.base import ExecResult, Runtime
 
 _SHELL_S = 60.0
 _PROVIDERS = {"openai_chat": "openai", "anthropic_messages": "anthropic"}
+_NO_REPOSITORY = 3
+_LOOK = f"git rev-parse --is-inside-work-tree >/dev/null 2>&1 || exit {_NO_REPOSITORY}"
+"""Told by its exit code: what a shell prints may be an image's own words."""
 _CLEAN = """\
 rm -rf .aider.tags.cache.v*
 top=$(git rev-parse --show-toplevel 2>/dev/null) || exit 0
@@ -88,8 +91,8 @@ class AiderHarness(Preset):
 
     async def setup(self, runtime: Runtime, context: HarnessContext) -> None:
         # It would make a repository where there is none.
-        look = await self._shell(runtime, context, "git rev-parse --is-inside-work-tree >/dev/null 2>&1 || echo none")
-        self._in_repository = not look.stdout_text
+        look = await self._shell(runtime, context, _LOOK)
+        self._in_repository = look.exit_code != _NO_REPOSITORY
         await super().setup(runtime, context)
 
     def command(self, context: HarnessContext) -> Sequence[str]:
@@ -163,7 +166,7 @@ class AiderHarness(Preset):
     async def _shell(self, runtime: Runtime, context: HarnessContext, script: str) -> ExecResult:
         cwd = self.settings.workdir
         done = await runtime.exec(script, cwd=cwd, env=context.env, timeout_s=_SHELL_S, category=ExecCategory.SETUP)
-        if not done.ok:
+        if not done.ok and done.exit_code != _NO_REPOSITORY:
             raise HarnessFault(f"the folder that Aider works in cannot be looked at or cleaned: {done.why}")
         return done
 

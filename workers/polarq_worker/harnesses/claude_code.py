@@ -11,11 +11,18 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from polarq.contracts.rollout import HarnessReport, StepReport
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json
 from polarq_worker.harnesses.preset import Preset, PresetSettings, mcp_entry
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
+from polarq_worker.harnesses.results import last_words
+from polarq_worker.harnesses.verdicts import CallsSeen
+from polarq_worker.runtimes.base import Runtime
+
+LIMITS = {"error_max_turns", "error_max_budget_usd"}
+"""What it says when it stopped at a limit."""
 
 
 class ClaudeCodeSettings(PresetSettings):
@@ -93,6 +100,15 @@ class ClaudeCodeHarness(Preset):
             **dict.fromkeys((*names, *kinds), self.model),
             **{name: str(value) for name, value in limits.items() if value is not None},
         }
+
+    async def results(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> Mapping[str, Any]:
+        """Its own verdict: `exit_status` (`success`, or what ended it) and turns."""
+        said = await last_words(runtime, steps)
+        return {"exit_status": said.get("subtype"), "turns": said.get("num_turns")} if said else {}
+
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
+        status = str(report.metadata.get("exit_status"))
+        return status if status in LIMITS else ""
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         if not self.spec.mcp_servers:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from polarq.contracts.specs import RuntimeSpec
 from polarq.contracts.task import Task
-from polarq_worker.network.way_out import OPEN, WayOut
+from polarq_worker.network.way_out import OPEN, WayOut, excepted, exceptions
 from polarq_worker.runtimes.base import SandboxLayout
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -97,9 +97,4 @@ def layout_env(layout: SandboxLayout) -> dict[str, str]:
 
 
 def _no_proxy(envs: Iterable[Mapping[str, str]], host: str | None) -> dict[str, str]:
-    wanted = [
-        entry.strip() for env in envs for name in ("NO_PROXY", "no_proxy") for entry in env.get(name, "").split(",")
-    ]
-    hosts = [entry for entry in wanted if entry] + [*LOOPBACK, *([host] if host else [])]
-    value = ",".join(dict.fromkeys(hosts))
-    return {"NO_PROXY": value, "no_proxy": value}
+    return exceptions([*excepted(envs), *LOOPBACK, *([host] if host else [])])

@@ -11,12 +11,17 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from polarq.contracts.rollout import HarnessReport
 from polarq.contracts.specs import McpServerSpec
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, given, merged
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
+from polarq_worker.harnesses.verdicts import CallsSeen, exit_code
+
+TURN_LIMIT = 53
+"""Its exit code."""
 
 
 class GeminiCliSettings(PresetSettings):
@@ -63,6 +68,9 @@ class GeminiCliHarness(Preset):
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         return {f"{self.folder(context.layout)}/.gemini/settings.json": as_json(self.config())}
+
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
+        return "max_turns" if exit_code(report) == TURN_LIMIT else ""
 
     def config(self) -> dict[str, Any]:
         """Its settings.json."""

@@ -14,12 +14,14 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from polarq.contracts.rollout import HarnessReport
 from polarq.contracts.specs import McpServerSpec
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, as_yaml, given
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
+from polarq_worker.harnesses.verdicts import CallsSeen
 
 ENGINES = {
     "openai_chat": ("openai", "v1/chat/completions"),
@@ -116,6 +118,11 @@ class GooseHarness(Preset):
     def config(self) -> dict[str, Any]:
         servers = {server.name: _mcp(server) for server in self.spec.mcp_servers}
         return {"extensions": {**self.settings.extensions, **servers}}
+
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
+        # It says so in words only, and exits with 0: what it was asked to do last it did, and asked no more.
+        stopped = seen.last is not None and seen.last.reply.get("tool_calls")
+        return "max_turns" if stopped and report.ok else ""
 
     def skills_target(self, context: HarnessContext) -> str:
         return f"{self.folder(context.layout)}/config/skills"

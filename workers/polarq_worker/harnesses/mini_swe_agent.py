@@ -15,19 +15,22 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import Field
 
-from polarq.contracts.rollout import StepReport
+from polarq.contracts.rollout import HarnessReport, StepReport
 from polarq.contracts.specs import Env
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import given
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
+from polarq_worker.harnesses.verdicts import CallsSeen
 from polarq_worker.runtimes.base import Runtime
 
 TRAJECTORY = "mini-swe-agent.traj.json"
 MAX_TRAJECTORY_BYTES = 64 * 1024 * 1024
 PROVIDERS = {"openai_chat": "openai", "openai_responses": "openai", "anthropic_messages": "anthropic"}
 """By which the program chooses its client."""
+LIMITS = {"LimitsExceeded", "TimeExceeded", "RepeatedFormatError"}
+"""What it says when it stopped at a limit of calls, cost, time or answers that it could not read. It exits with 0."""
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e]")
 
 
@@ -94,6 +97,10 @@ class MiniSweAgentHarness(Preset):
         kept.parent.mkdir(parents=True, exist_ok=True)
         await runtime.get_file(self._trajectory_path(context), kept, MAX_TRAJECTORY_BYTES)
         return await asyncio.to_thread(_verdict, kept)
+
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
+        status = str(report.metadata.get("exit_status"))
+        return status if status in LIMITS else ""
 
     def config(self, context: HarnessContext) -> str:
         """The last configuration file: the task and the settings, as YAML."""

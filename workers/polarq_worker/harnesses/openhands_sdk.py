@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from polarq.contracts.rollout import ExecKind, StepReport
+from polarq.contracts.rollout import ExecKind, HarnessReport, StepReport
 from polarq.contracts.specs import AgentSpec, McpServerSpec, PrepareAction
 from polarq.errors import InvalidTask
 from polarq_worker.harnesses.base import HarnessContext
@@ -26,9 +26,11 @@ from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
 from polarq_worker.harnesses.results import fetched_json
+from polarq_worker.harnesses.verdicts import CallsSeen
 from polarq_worker.runtimes.base import Runtime
 
 _DRIVER = "openhands_sdk_run.py"
+LIMIT = "MaxIterationsReached"
 _OWN = ("model", "api_key", "base_url", "api_mode", "stream", "usage_id")
 _MAX_RESULT_BYTES = 64 * 1024
 
@@ -122,6 +124,9 @@ class OpenHandsSdkHarness(Preset):
         source = self._path(context, "result.json")
         said: dict[str, Any] = await fetched_json(runtime, source, "openhands_sdk.result.json", _MAX_RESULT_BYTES)
         return said
+
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
+        return LIMIT if report.metadata.get("exit_status") == LIMIT else ""
 
     def _llm(self, context: HarnessContext) -> dict[str, Any]:
         anthropic, wanted = self.dialect == "anthropic_messages", self.settings

@@ -105,6 +105,11 @@ class Preset(Harness):
         """What it says of itself, for the report's metadata: small JSON. Runs however the steps ended."""
         return {}
 
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
+        """Which limit of its own (turns, calls, cost, time) it says that it stopped at; empty: none. `report.metadata`
+        has what `results` found."""
+        return ""
+
     # --- what they all have
 
     @property
@@ -151,7 +156,7 @@ class Preset(Harness):
         return {**program, **await self.results(runtime, context, steps)}
 
     def judge(self, report: HarnessReport, seen: CallsSeen) -> Verdict | None:
-        return verdict_of(report, seen)
+        return verdict_of(report, seen, self.at_limit(report, seen))
 
     # --- what a task may ask
 

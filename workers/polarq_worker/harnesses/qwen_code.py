@@ -7,15 +7,20 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from polarq.contracts.rollout import HarnessReport
 from polarq.contracts.specs import McpServerSpec
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, given, merged
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
+from polarq_worker.harnesses.verdicts import CallsSeen, exit_code
 
 LOGINS = {"openai_chat": "openai", "openai_responses": "openai-responses", "anthropic_messages": "anthropic"}
 """Its own word for each API."""
+
+LIMITS: Mapping[int | None, str] = {53: "max_turns", 55: "max_tool_calls"}
+"""By its exit code."""
 
 
 class QwenCodeSettings(PresetSettings):
@@ -73,6 +78,9 @@ class QwenCodeHarness(Preset):
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         return {f"{self.folder(context.layout)}/settings.json": as_json(self.config())}
+
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
+        return LIMITS.get(exit_code(report), "")
 
     def config(self) -> dict[str, Any]:
         """Its settings.json."""

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from polarq.contracts.rollout import StepReport
+from polarq.contracts.rollout import HarnessReport, StepReport
 from polarq.contracts.sandbox import ExecCategory
 from polarq.errors import HarnessFault
 from polarq_worker.harnesses.base import HarnessContext, HarnessStep
@@ -27,11 +27,14 @@ from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonSource
 from polarq_worker.harnesses.programs.versions import Versions
 from polarq_worker.harnesses.results import fetched_json
+from polarq_worker.harnesses.verdicts import CallsSeen
 from polarq_worker.runtimes.base import Runtime
 
 PROBLEM = "rollout"
 """Its id of the one problem; it names files by it."""
 MAX_TRAJECTORY_BYTES = 64 * 1024 * 1024
+LIMITS = {"exit_cost", "exit_total_execution_time"}
+"""What it says when it stopped at a limit of calls or cost, or of time for all commands."""
 _LOOK_S = 60.0
 _EDIT_TOOL = "tools/edit_anthropic"
 
@@ -146,6 +149,11 @@ class SweAgentHarness(Preset):
             "cost": stats.get("instance_cost"),
             "trajectory": "agent/swe_agent.traj.json",
         }
+
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
+        # What it hands in at a limit of its own: "submitted (exit_cost)".
+        status = str(report.metadata.get("exit_status")).removeprefix("submitted (").removesuffix(")")
+        return status if status in LIMITS else ""
 
     def _model(self, context: HarnessContext) -> dict[str, Any]:
         anthropic, wanted = self.dialect == "anthropic_messages", self.settings

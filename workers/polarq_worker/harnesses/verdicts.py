@@ -53,8 +53,8 @@ class Verdict:
     message: str
 
 
-def verdict_of(report: HarnessReport, seen: CallsSeen) -> Verdict | None:
-    """None: nothing beyond what its exit code says."""
+def verdict_of(report: HarnessReport, seen: CallsSeen, limit: str = "") -> Verdict | None:
+    """None: nothing beyond what its exit code says. `limit`: which of its own the program says that it stopped at."""
     step = report.steps[-1] if report.steps else None
     if step is None or step.kind is not ExecKind.EXITED:
         return None
@@ -67,6 +67,8 @@ def verdict_of(report: HarnessReport, seen: CallsSeen) -> Verdict | None:
         return Verdict(
             Boundary.MODEL, "model_refused", f"the last model call was refused ({seen.problem_text}); {ended}"
         )
+    if limit and not seen.problem:
+        return Verdict(Boundary.HARNESS, "agent_limit", f"the agent stopped at a limit of its own ({limit}); {ended}")
     if not report.ok:
         return None
     if seen.problem:
@@ -81,6 +83,11 @@ def verdict_of(report: HarnessReport, seen: CallsSeen) -> Verdict | None:
         text = "the model's last answer was a tool call that the engine's parser could not read"
         return Verdict(Boundary.HARNESS, "invalid_tool_call", f"{text}; {ended}")
     return None
+
+
+def exit_code(report: HarnessReport) -> int | None:
+    """Of the command that was the last; None: it did not exit."""
+    return report.steps[-1].exit_code if report.steps else None
 
 
 def _is_empty(call: Completion) -> bool:

@@ -173,6 +173,11 @@ class Runtime(abc.ABC):
         `start` would do that. Empty: nothing better than its name is known. Raises `RuntimeFault`."""
         return ""
 
+    @classmethod
+    def machine_path(cls, spec: RuntimeSpec) -> str:
+        """PATH of sandboxes that have the machine's own programs in place of an image's; empty: they have an image."""
+        return ""
+
     @property
     def isolation(self) -> str:
         """What keeps it apart from the machine, a few words for the record: `bubblewrap`, `container`, `none`."""

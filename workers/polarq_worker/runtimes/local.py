@@ -36,7 +36,7 @@ from polarq_worker.runtimes.folder import PrivateFolder, in_thread, write_privat
 from polarq_worker.runtimes.kept import Kept, Record
 from polarq_worker.runtimes.processes import ProcessTree, WardenLost, uninterrupted
 from polarq_worker.runtimes.starting import Starting
-from polarq_worker.runtimes.surroundings import environment
+from polarq_worker.runtimes.surroundings import environment, search_path
 from polarq_worker.runtimes.texts import cannot, fault
 from polarq_worker.runtimes.transfers import OpenedRuntime
 
@@ -73,6 +73,10 @@ class LocalRuntime(OpenedRuntime):
     @classmethod
     def takes_snapshots(cls, host: Host) -> bool:
         return host.folder is not None
+
+    @classmethod
+    def machine_path(cls, spec: RuntimeSpec) -> str:
+        return spec.env.get("PATH") or search_path()
 
     @property
     def isolation(self) -> str:

@@ -13,19 +13,23 @@ HOST_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ")
 """All that a sandbox sees of the worker's environment, with PATH."""
 
 
-def environment(folder: PrivateFolder) -> dict[str, str]:
-    """No secret of the worker, no proxy of its network, a home of its own."""
-    host, isolated = os.environ, folder.owner is not None
-    path = host.get("PATH") or os.defpath
+def search_path() -> str:
+    path = os.environ.get("PATH") or os.defpath
     beside_python = str(Path(sys.executable).parent)
     if beside_python not in path.split(os.pathsep):
         # A worker run as .venv/bin/celery has the programs of its environment, activated or not.
         path = f"{beside_python}{os.pathsep}{path}"
+    return path
+
+
+def environment(folder: PrivateFolder) -> dict[str, str]:
+    """No secret of the worker, no proxy of its network, a home of its own."""
+    host, isolated = os.environ, folder.owner is not None
     return {
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         **{name: host[name] for name in HOST_VARIABLES if name in host},
-        "PATH": path,
+        "PATH": search_path(),
         "HOME": folder.seen_home,
         "TMPDIR": folder.seen_tmp,
         "SHELL": "/bin/bash",

@@ -1,8 +1,9 @@
 """A recipe: all that a prepared sandbox is made of, and its hash. Equal hashes are equal sandboxes.
 
-In the hash: the backend; the image (its digest where the backend can say it); harness set-up and prepare actions with
-the content of what they upload; what polarq does to the prepared tree; the variables, the user, the limits, and
-whether it has a network. Not in it: anything of a rollout.
+In the hash: the backend; the image (its digest where the backend can say it; where there is none, the machine's own
+program that the harness may take as it is); harness set-up and prepare actions with the content of what they upload;
+what polarq does to the prepared tree; the variables, the user, the limits, and whether it has a network. Not in it:
+anything of a rollout.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from polarq.contracts.task import Task
 from polarq.errors import InvalidTask
 from polarq.topology import Node, Topology
 from polarq_worker.harnesses.base import Harness
+from polarq_worker.harnesses.programs.program import found_on
 from polarq_worker.network.policy import enforced
 from polarq_worker.network.way_out import WayOut
 from polarq_worker.runtimes.base import Host, Runtime
@@ -108,11 +110,14 @@ class Recipes:
         image = await runtime.resolve_image(spec, self._host)
         uploaded = [Path(action.source) for action in [*setup, *actions] if action.source is not None]
         digests = await asyncio.to_thread(self._digests, uploaded) if uploaded else {}
+        path = runtime.machine_path(spec)
+        programs = await asyncio.to_thread(lambda: [found_on(path, action) for action in setup]) if path else []
         made_of = {
             "version": _VERSION,
             "class": f"{runtime.__module__}:{runtime.__qualname__}",
             "spec": spec.model_dump(mode="json", exclude=_NOT_MADE_OF),
             "image": image,
+            **({"programs": programs} if any(programs) else {}),
             "network": [policy is NetworkPolicy.FULL, spec.allow_internet],
             "setup": [_action(action, digests) for action in setup],
             "actions": [_action(action, digests) for action in actions],

@@ -7,9 +7,12 @@ three lines: where it came from (`image`, `npm`, `python`), its version, its pat
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import distributions
 from importlib.resources import files
+from pathlib import Path
 from typing import ClassVar
 
 from polarq.contracts.sandbox import ExecCategory
@@ -124,6 +127,26 @@ async def installed(runtime: Runtime, harness: str) -> Installed:
             f" ({said.why})"
         )
     return Installed(*lines)
+
+
+def found_on(path: str, action: PrepareAction) -> list[str]:
+    """What an install step could take as it is where sandboxes have the machine's own programs, in words that differ
+    once that program has moved or is another one; empty: nothing."""
+    env = action.env or {}
+    command = shutil.which(env.get("POLARQ_BIN", ""), path=path)
+    if command is None:
+        return []
+    program = Path(command)
+    sites = [str(site) for site in program.parents[1].glob("lib/python*/site-packages")]
+    versions = [one.version for one in distributions(name=env["POLARQ_PACKAGE"], path=sites)]
+    if program.name == "python":  # a library is taken as it is, or not at all
+        return [command, *versions] if versions else []
+    return [command, *_looks(program), *versions]
+
+
+def _looks(path: Path) -> list[str]:
+    seen = path.stat()
+    return [str(path.resolve()), str(seen.st_mtime_ns), str(seen.st_size)]
 
 
 @cache

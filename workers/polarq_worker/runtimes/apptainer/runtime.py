@@ -26,7 +26,7 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import RuntimeFault, SandboxLost
-from polarq_worker.network.way_out import WayOut
+from polarq_worker.network.way_out import WayOut, over
 from polarq_worker.runtimes import confined, shm
 from polarq_worker.runtimes.apptainer import environment, limits, wishes
 from polarq_worker.runtimes.apptainer.files import InsideFiles
@@ -270,7 +270,7 @@ class ApptainerRuntime(OpenedRuntime):
         order = Order(
             argv,
             folder,
-            {**environment.standard(who), **self._environment, **self.spec.env, **(env or {}), "PWD": folder},
+            {**environment.standard(who), **over(self._environment, {**self.spec.env, **(env or {})}), "PWD": folder},
             who.ids if os.geteuid() == 0 else None,
             fed,
             None if log is None else self.host_log_dir / log,

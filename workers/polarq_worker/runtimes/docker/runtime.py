@@ -22,7 +22,7 @@ from polarq.contracts.sandbox import Reach, SandboxRecord
 from polarq.contracts.specs import RuntimeSpec
 from polarq.errors import ImageMissing, RuntimeFault, SandboxLost
 from polarq_worker.network.forwarder import forwarded_door
-from polarq_worker.network.way_out import WayOut
+from polarq_worker.network.way_out import WayOut, over
 from polarq_worker.runtimes.archives.pack import Owner
 from polarq_worker.runtimes.base import SESSION_DIR, ExecResult, Host, Runtime, SandboxLayout, Snapshot
 from polarq_worker.runtimes.docker import config, doors, images, kept
@@ -213,7 +213,7 @@ class DockerRuntime(Runtime):
         return await self._executor.run(
             command,
             cwd=folder,
-            env={**self._environment, **self.spec.env, **(env or {}), **named},
+            env={**over(self._environment, {**self.spec.env, **(env or {})}), **named},
             user=who,
             owner=owner,
             stdin=stdin,
