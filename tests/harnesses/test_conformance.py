@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from polarq import bubblewrap
 from polarq.registry import plugin
@@ -17,14 +18,25 @@ from polarq.testing.conformance.bench import Bench, default_cache
 from polarq.testing.conformance.checks import CHECKS, Finding, Suite
 from polarq.testing.conformance.scenario import CheckName, load, shipped
 from polarq.testing.conformance.table import write
+from polarq_worker.harnesses.programs.program import Program, PythonProgram
 
 from ..needs import not_here
 
-IMAGE = os.environ.get("POLARQ_BASE_IMAGE", "polarq-base:local")
-IN_DOCKER: tuple[CheckName, ...] = ("works", "continues", "quiet", "overflow", "timed_out")
-"""What a container may change."""
+IMAGES = {
+    "3.11": os.environ.get("POLARQ_BASE_IMAGE", "polarq-base:local"),
+    "3.13": os.environ.get("POLARQ_NEWER_IMAGE", "polarq-newer:local"),
+}
+"""Images that `.ci/docker-up newer` makes, by the Python that is in them."""
 
 Case = tuple[str, str, str]
+
+
+def image_for(program: Program) -> str | None:
+    """The first that has what the program is installed with."""
+    if not isinstance(program, PythonProgram):
+        return next(iter(IMAGES.values()))
+    fitting = SpecifierSet(f">={program.python}" + (f",<{program.python_below}" if program.python_below else ""))
+    return next((image for python, image in IMAGES.items() if fitting.contains(python)), None)
 
 
 def cases() -> Iterator[Any]:
@@ -32,12 +44,13 @@ def cases() -> Iterator[Any]:
         scenario = load(name, plugin("harnesses", name).conformance)
         if scenario.not_run:
             continue
-        first = ("local", "docker") if scenario.in_base_image else ("local",)
-        for number, dialect in enumerate(plugin("harnesses", name).dialects):
+        preset = plugin("harnesses", name)
+        first = ("local", "docker") if image_for(preset.program) else ("local",)
+        for number, dialect in enumerate(preset.dialects):
             for backend in ("local",) if number else first:
                 marks = [pytest.mark.harness, *([pytest.mark.docker] if backend == "docker" else [])]
                 case = (name, dialect, backend)
-                for check in IN_DOCKER if backend == "docker" else CHECKS:
+                for check in CHECKS:
                     yield pytest.param(case, check, id="-".join([*case, check]), marks=marks)
 
 
@@ -46,11 +59,11 @@ def suite(request: pytest.FixtureRequest) -> Iterator[tuple[Case, Suite]]:
     name, dialect, backend = request.param
     runtime: dict[str, Any] = {"backend": backend}
     if backend == "docker":
-        runtime["image"] = IMAGE
+        runtime["image"] = image = image_for(plugin("harnesses", name).program)
         try:
-            subprocess.run(["docker", "image", "inspect", IMAGE], check=True, capture_output=True, timeout=60)
+            subprocess.run(["docker", "image", "inspect", str(image)], check=True, capture_output=True, timeout=60)
         except (OSError, subprocess.SubprocessError):
-            not_here(f"no Docker daemon with an image {IMAGE} (.ci/docker-up makes both)")
+            not_here(f"no Docker daemon with an image {image} (.ci/docker-up newer makes both)")
     elif why := bubblewrap.why_not():
         not_here(why)
     cache = Path(os.environ.get("HARNESS_CACHE") or default_cache())

@@ -13,7 +13,7 @@
 | cancelled | falls silent at the second call | cancelled, with what was sampled |
 | timed_out | falls silent at the second call | timed out, scored, with the program's own files |
 
-In all of them: what was recorded is what was sampled.
+In all of them: what was recorded is what was sampled; and but for the first rollout, nothing is installed any more.
 """
 
 from __future__ import annotations
@@ -95,8 +95,11 @@ class Suite:
 
     def _ended(self, name: str) -> Ran:
         ran = self._bench.ended(name)
-        metadata = {} if ran.result.harness is None else ran.result.harness.metadata
-        self.version = (metadata.get("program") or {}).get("version") or self.version
+        report, sandbox = ran.result.harness, ran.result.sandbox
+        if report is not None and (program := report.metadata.get("program")):
+            if self.version and sandbox is not None and sandbox.origin == "cold":
+                raise Broken("the program was installed again, where an earlier rollout had left it")
+            self.version = program["version"]
         return ran
 
     # --- the plain task

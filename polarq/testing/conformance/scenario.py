@@ -75,8 +75,6 @@ class ProgramScenario(Contract):
     harness: str
     not_run: str = ""
     """Why polarq's own tests do not run it; empty: they do."""
-    in_base_image: bool = True
-    """Whether the container image of polarq's own tests can run it: its Python is Debian's 3.11."""
     agent: dict[str, Any] = {}
     turns: tuple[Turn, ...] = Field(min_length=2)
     before: int = Field(0, ge=0)
