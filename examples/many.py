@@ -35,9 +35,7 @@ class Ended:
     @classmethod
     def of(cls, name: str, result: TaskResult) -> Ended:
         without = [rollout.outcome for rollout in result.results if rollout.reward is None]
-        failures = [
-            {"boundary": one.boundary.value, "reason": one.reason, "message": one.message} for one in without
-        ]
+        failures = [{"boundary": one.boundary.value, "reason": one.reason, "message": one.message} for one in without]
         return cls(name, result.task_id, result.rewards, failures)
 
     @property
@@ -90,7 +88,9 @@ def run(asked: argparse.Namespace, fields: Mapping[str, Mapping[str, Any]]) -> i
     last = {ended.name: ended for ended in before}
     over = {name for name, ended in last.items() if not (asked.again and ended.verdict == "failed")}
     tasks = {
-        name: Task.load({**one, "task_id": f"{asked.run_id}-{name}" + (f"-try{tries[name] + 1}" if tries[name] else "")})
+        name: Task.load(
+            {**one, "task_id": f"{asked.run_id}-{name}" + (f"-try{tries[name] + 1}" if tries[name] else "")}
+        )
         for name, one in fields.items()
         if name not in over
     }
@@ -159,5 +159,7 @@ def told(main: Callable[[], int]) -> None:
     except PolarqError as exc:
         raise SystemExit(str(exc)) from None
     except KeyboardInterrupt:
-        raise SystemExit("no longer waiting; what was submitted goes on, and the same command goes on with it") from None
+        raise SystemExit(
+            "no longer waiting; what was submitted goes on, and the same command goes on with it"
+        ) from None
     raise SystemExit(code)

@@ -79,7 +79,9 @@ def main(path: Path) -> int:
             broken += 1
     groups = Counter(one.group for one in conversations)
     learned = sum(message.learned for one in conversations for message in one.messages)
-    print(f"{len(conversations)} conversations of {len(groups)} tasks, {learned} answers to learn from, {broken} broken")
+    print(
+        f"{len(conversations)} conversations of {len(groups)} tasks, {learned} answers to learn from, {broken} broken"
+    )
     for group, count in sorted(groups.items()):
         print(f"  {count} of {group}")
     return int(broken > 0 or not conversations)

@@ -2,8 +2,8 @@
 
     python -m examples.offline_sft.generate -n 4
 
-A line of the file has `name`, `instruction` and `check`, a command that ends with 0 where the work is right. It is run in
-the sandbox, in the folder where the agent worked.
+A line of the file has `name`, `instruction` and `check`, a command that ends with 0 where the work is right. It is run
+in the sandbox, in the folder where the agent worked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The two instances of our own as rows of SWE-Gym: lists of pytest's names, and nothing that says how they are tested.
 
-    python -m examples.swe_gym.local FOLDER
+python -m examples.swe_gym.local FOLDER
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ def read_rows(path: Path) -> dict[str, dict[str, Any]]:
     except FileNotFoundError:
         raise InvalidInput(what, ["there is no such file; the README says how to write it"]) from None
     except (OSError, UnicodeDecodeError):
-        raise InvalidInput(what, ["cannot be read as text; write the data set as JSON lines (see the README)"]) from None
+        raise InvalidInput(
+            what, ["cannot be read as text; write the data set as JSON lines (see the README)"]
+        ) from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -144,7 +144,9 @@ def build(row: Mapping[str, Any], folder: Path, base_image: str, registry: str, 
 
 def _git(folder: Path, *words: str, text: str | None = None) -> str:
     env = {**os.environ, **_WHO, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-    ran = subprocess.run(["git", "-C", str(folder), *words], input=text, text=True, check=True, env=env, stdout=subprocess.PIPE)
+    ran = subprocess.run(
+        ["git", "-C", str(folder), *words], input=text, text=True, check=True, env=env, stdout=subprocess.PIPE
+    )
     return ran.stdout
 
 

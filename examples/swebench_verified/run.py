@@ -1,6 +1,6 @@
 """SWE-bench Verified as tasks: an agent's work on each instance, graded by the package swebench.
 
-    python -m examples.swebench_verified.run verified.jsonl --limit 10
+python -m examples.swebench_verified.run verified.jsonl --limit 10
 """
 
 from __future__ import annotations

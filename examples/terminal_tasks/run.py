@@ -1,7 +1,7 @@
 """Task directories of Harbor (instruction.md, task.toml, environment/, tests/) as tasks.
 
-    python -m examples.terminal_tasks.run                        three of our own
-    python -m examples.terminal_tasks.run FOLDER                 a folder of them, as Terminal-Bench 2 is
+python -m examples.terminal_tasks.run                        three of our own
+python -m examples.terminal_tasks.run FOLDER                 a folder of them, as Terminal-Bench 2 is
 """
 
 from __future__ import annotations
