@@ -22,7 +22,7 @@ from typing import Any
 from .instances import TESTBED, image_of
 from .run import SEPARATOR
 
-SOURCES = Path(__file__).with_name("local")
+SOURCES = Path(__file__).with_name("our_own")
 WHEN = "2026-01-01T00:00:00Z"
 _WHO = {
     f"GIT_{role}_{key}": value
