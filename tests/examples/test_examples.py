@@ -29,8 +29,11 @@ LIBRARIES = ("ag2", "autogen", "langchain", "openai_agents", "pydantic_ai", "smo
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda file: str(file.relative_to(EXAMPLES)))
-def test_a_task_file_is_a_task(file: Path) -> None:
-    assert Task.load(file).instruction
+def test_a_task_file_is_a_task_and_a_scenario_a_scenario(file: Path) -> None:
+    if file.name == "scenario.yaml":
+        assert load_scenario(file).scripts
+    else:
+        assert Task.load(file).instruction
 
 
 @pytest.mark.parametrize("name", ["langgraph", "ag2"])
