@@ -17,6 +17,8 @@ _COUNTS = {
     "side_calls": "side calls",
     "incomplete_calls": "incomplete calls",
     "empty_calls": "empty calls",
+    "images": "pictures",
+    "unplaced_images": "pictures without a place (the topology's image_token_id tells it)",
 }
 
 

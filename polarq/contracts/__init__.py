@@ -1,7 +1,7 @@
 """Frozen models of everything that crosses a boundary. Import from the module that owns the idea, or from here."""
 
 from polarq.contracts.base import ID_PATTERN, Contract, problems_of
-from polarq.contracts.completion import Completion, CompletionLabel, Usage, VersionSpan
+from polarq.contracts.completion import Completion, CompletionLabel, Image, Usage, VersionSpan
 from polarq.contracts.event import Event
 from polarq.contracts.node import NodeHealth, NodeRecord, StageMetrics
 from polarq.contracts.rollout import (
@@ -54,6 +54,7 @@ __all__ = [
     "ExecKind",
     "Fidelity",
     "HarnessReport",
+    "Image",
     "McpServerSpec",
     "NetworkPolicy",
     "NodeHealth",

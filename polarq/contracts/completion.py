@@ -40,6 +40,19 @@ class VersionSpan(Contract):
     end: int = Field(ge=0)
 
 
+class Image(Contract):
+    """A picture in a sequence, by reference: its bytes are in the messages, and the ids [start, end) stand for it."""
+
+    sha256: str
+    """Of its bytes as they were sent."""
+    media_type: str = ""
+    size: int = Field(ge=0)
+    """Bytes."""
+    start: int | None = Field(None, ge=0)
+    """None: no place could be told (see the topology's `image_token_id`)."""
+    end: int | None = Field(None, ge=0)
+
+
 class Usage(Contract):
     """Token counts as the engine reported them; None where it did not."""
 
@@ -87,6 +100,8 @@ class Completion(Contract):
     prompt_ids: list[int] = []
     sampled_ids: list[int] = []
     logprobs: list[float | None] = []
+    images: list[Image] = []
+    """The pictures of the prompt, in order, with their places in `prompt_ids`."""
 
     finish_reason: str | None = None
     stop_reason: str | int | None = None

@@ -20,6 +20,7 @@ class Require(Contract):
     max_forged_control_tokens: int | None = Field(None, ge=0)
     max_incomplete_calls: int | None = Field(None, ge=0)
     max_empty_calls: int | None = Field(None, ge=0)
+    max_unplaced_images: int | None = Field(None, ge=0)
     max_versions: int | None = Field(None, ge=0)
     """Policy versions that sampled it."""
 
@@ -39,6 +40,7 @@ class Require(Contract):
             "forged_control_tokens": (found.forged_control_tokens, self.max_forged_control_tokens),
             "incomplete_calls": (found.incomplete_calls, self.max_incomplete_calls),
             "empty_calls": (found.empty_calls, self.max_empty_calls),
+            "unplaced_images": (found.unplaced_images, self.max_unplaced_images),
             "versions": (len(found.versions), self.max_versions),
         }
         for name, (count, most) in counts.items():

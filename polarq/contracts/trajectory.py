@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from polarq.contracts.base import Contract
-from polarq.contracts.completion import VersionSpan
+from polarq.contracts.completion import Image, VersionSpan
 
 
 class Turn(Contract):
@@ -63,6 +63,9 @@ class Trace(Contract):
     """Natural logarithm, one per response token, always finite."""
     weight_versions: list[VersionSpan] = []
     """Spans over `response_ids`."""
+    images: list[Image] = []
+    """The pictures in the full sequence, in order, with their places in it. A sequence has the same meaning as another
+    one only if both its ids and its pictures are the same."""
 
     prompt_messages: list[dict[str, Any]] = []
     response_messages: list[dict[str, Any]] = []
@@ -138,6 +141,10 @@ class Fidelity(Contract):
     incomplete_calls: int = 0
     empty_calls: int = 0
     """Calls that sampled nothing: recorded, in no trace."""
+    images: int = 0
+    """Pictures in traces."""
+    unplaced_images: int = 0
+    """Those of them of which nobody can say which ids stand for them."""
     versions: list[str] = []
     """Policy versions that sampled tokens, in order of appearance."""
 
@@ -168,6 +175,8 @@ class FidelityCounts(Contract):
     side_tokens: int = 0
     incomplete_calls: int = 0
     empty_calls: int = 0
+    images: int = 0
+    unplaced_images: int = 0
 
 
 class Trajectory(Contract):

@@ -95,6 +95,10 @@ class Format(ABC):
     def records(self, result: RolloutResult) -> list[Record]:
         """Raises `Skip`. An export knows each result once, in order."""
 
+    def images(self, result: RolloutResult, records: Sequence[Record]) -> Mapping[str, bytes]:
+        """name -> content, of pictures that the records name and that lie in a folder beside the file."""
+        return {}
+
     @abstractmethod
     def write(self, file: IO[bytes], records: Sequence[Record]) -> None:
         """Writes a part of the whole."""

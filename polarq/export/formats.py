@@ -18,7 +18,7 @@ from polarq.export.from_atif import result_of_document
 from polarq.export.jsonl import read_lines
 from polarq.export.parquet import read_parquet
 from polarq.export.polar import results_of_sessions
-from polarq.export.rows import SCHEMA as ROWS
+from polarq.export.rows import READ as ROWS
 from polarq.export.rows import read_row, results_of_rows
 from polarq.trainers.rows import Row
 
@@ -53,11 +53,12 @@ def _of_lines(path: Path) -> Iterator[RolloutResult]:
     if first is None:
         return iter(())
     records = itertools.chain([first], lines)
-    if first.get("schema") == ROWS:
+    if first.get("schema") in ROWS:
         return results_of_rows(records)
     if "trajectory" in first and "session_id" in first:
         return results_of_sessions(records)
-    known = f"rows of {ROWS}, or Polar's SessionResults; conversations (sft) and completions hold no results"
+    schemas = ", ".join(sorted(ROWS))
+    known = f"rows of {schemas}, or Polar's SessionResults; conversations (sft) and completions hold no results"
     raise InvalidInput(str(path), [f"its first line is of no format that can be read back: {known}"])
 
 

@@ -11,7 +11,7 @@ import msgspec
 from polarq.contracts.rollout import RolloutResult
 from polarq.errors import InvalidInput
 from polarq.export.base import Format, Record, appended
-from polarq.export.rows import SCHEMA, row_records
+from polarq.export.rows import SCHEMA, row_images, row_records
 
 
 class Lines(Format):
@@ -42,6 +42,9 @@ class JsonLines(Lines):
 
     def records(self, result: RolloutResult) -> list[Record]:
         return row_records(result, everything=self._everything)
+
+    def images(self, result: RolloutResult, records: Sequence[Record]) -> Mapping[str, bytes]:
+        return row_images(result, records)
 
 
 def read_lines(path: Path) -> Iterator[Record]:

@@ -10,7 +10,7 @@ from typing import IO, Any
 from polarq.contracts.rollout import RolloutResult
 from polarq.errors import InvalidInput
 from polarq.export.base import Format, MissingPackage, Record
-from polarq.export.rows import SCHEMA, row_records
+from polarq.export.rows import READ, SCHEMA, row_images, row_records
 
 _BATCH_ROWS = 64
 
@@ -32,6 +32,9 @@ class Parquet(Format):
     def records(self, result: RolloutResult) -> list[Record]:
         return row_records(result, everything=self._everything)
 
+    def images(self, result: RolloutResult, records: Sequence[Record]) -> Mapping[str, bytes]:
+        return row_images(result, records)
+
     def write(self, file: IO[bytes], records: Sequence[Record]) -> None:
         arrow, parquet = _arrow()
         with parquet.ParquetWriter(file, _schema(), compression="zstd") as writer:
@@ -52,7 +55,7 @@ def read_parquet(path: Path) -> Iterator[Record]:
     try:
         with parquet.ParquetFile(path) as file:
             told = (file.schema_arrow.metadata or {}).get(b"polarq.schema", b"").decode()
-            if told != SCHEMA:
+            if told not in READ:
                 raise InvalidInput(str(path), [f"its metadata names the schema '{told}'; this polarq reads {SCHEMA}"])
             for batch in file.iter_batches(_BATCH_ROWS):
                 yield from batch.to_pylist()
@@ -74,11 +77,21 @@ def _schema() -> Any:
     arrow, _ = _arrow()
     text, int32 = arrow.string(), arrow.int32()
     span = arrow.struct([("version", text), ("start", int32), ("end", int32)])
+    turn = arrow.struct(
+        [
+            ("seq", int32), ("start", int32), ("end", int32), ("finish_reason", text), ("untrainable", text),
+            ("grammar", text), ("reward", arrow.float64()),
+        ]
+    )  # fmt: skip
+    image = arrow.struct(
+        [("sha256", text), ("media_type", text), ("size", arrow.int64()), ("start", int32), ("end", int32)]
+    )
     required = [
         ("schema", text), ("run", text), ("group", text), ("rollout", int32), ("rollout_id", text), ("trace", int32),
         ("prompt_ids", arrow.list_(int32)), ("response_ids", arrow.list_(int32)),
         ("loss_mask", arrow.list_(arrow.uint8())), ("logprobs", arrow.list_(arrow.float32())),
-        ("weight", arrow.float64()), ("versions", arrow.list_(span)), ("state", text), ("boundary", text),
+        ("weight", arrow.float64()), ("versions", arrow.list_(span)),
+        ("turns", arrow.list_(turn)), ("images", arrow.list_(image)), ("state", text), ("boundary", text),
         ("outcome", text),
     ]  # fmt: skip
     may_miss = [

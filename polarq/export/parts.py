@@ -111,6 +111,15 @@ class Parts:
         self.skipped.update(skipped.values())
         self.records += records
 
+    def keep_images(self, images: Mapping[str, bytes]) -> None:
+        """Pictures in the folder beside the target, each once; they are named by their content."""
+        for name, data in images.items():
+            path = self.target.with_name(f"{self.target.name}.images") / name
+            if not path.exists():
+                path.parent.mkdir(exist_ok=True)
+                with whole_file(path) as file:
+                    file.write(data)
+
     def _written(self, made: Mapping[str, Sequence[Record]]) -> list[Path]:
         if self._form.one_each:
             named = {f"{rollout_id}{self._form.suffix}": records for rollout_id, records in made.items() if records}

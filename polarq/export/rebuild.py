@@ -7,6 +7,7 @@ from typing import Any
 
 from polarq.contracts.completion import Completion
 from polarq.contracts.rollout import RolloutResult
+from polarq.contracts.trajectory import Trajectory
 from polarq.errors import InvalidInput
 from polarq.registry import plugin
 from polarq.trajectory.base import Builder, rewarded
@@ -24,8 +25,8 @@ def make_builder(strategy: str, config: Mapping[str, Any]) -> Builder:
 def rebuilt(builder: Builder, result: RolloutResult, calls: Sequence[Completion]) -> RolloutResult:
     """The result with the trajectory that `builder` makes of its calls.
 
-    Each trace has the rollout's reward: rewards of single traces belonged to the traces before. It is trainable if it
-    was, and has something to train on.
+    Each trace has the rollout's reward: rewards of single traces belonged to the traces before. Rewards of turns go
+    with their calls, where all are known. It is trainable if it was, and has something to train on.
     """
     trajectory = builder.build(calls, {"task_metadata": result.metadata})
     before = result.trajectory
@@ -34,7 +35,8 @@ def rebuilt(builder: Builder, result: RolloutResult, calls: Sequence[Completion]
         trajectory = trajectory.model_copy(update={"fidelity": kept})
     reward = None
     if result.reward is not None:
-        reward = result.reward.model_copy(update={"trace_rewards": None})
+        turns = None if before is None else _turn_rewards(before, trajectory)
+        reward = result.reward.model_copy(update={"trace_rewards": None, "turn_rewards": turns})
         trajectory = rewarded(trajectory, reward)
     trainable = result.outcome.trainable and trajectory.fidelity.trainable_tokens > 0
     return result.model_copy(
@@ -44,3 +46,10 @@ def rebuilt(builder: Builder, result: RolloutResult, calls: Sequence[Completion]
             "outcome": result.outcome.model_copy(update={"trainable": trainable}),
         }
     )
+
+
+def _turn_rewards(before: Trajectory, after: Trajectory) -> list[list[float]] | None:
+    known = {turn.seq: turn.reward for trace in before.traces for turn in trace.turns}
+    found = [[known.get(turn.seq) for turn in trace.turns] for trace in after.traces]
+    told = [[reward for reward in turns if reward is not None] for turns in found]
+    return told if list(map(len, told)) == list(map(len, found)) and any(told) else None

@@ -1,8 +1,8 @@
-"""Rows in files: one record per trace (`polarq.rows/1`), and rows and results out of such records.
+"""Rows in files: one record per trace (`polarq.rows/2`), and rows and results out of such records.
 
 | column | type | |
 | --- | --- | --- |
-| schema | string | `polarq.rows/1` |
+| schema | string | `polarq.rows/2` |
 | run, group, rollout_id | string | group: the task; its rollouts are compared with one another |
 | rollout, trace | int32 | number of the rollout in its group, of the trace in its rollout |
 | prompt_ids, response_ids | list of int32 | the sequence is one after the other |
@@ -14,10 +14,16 @@
 | versions | list of {version: string, start, end: int32} | spans of `response_ids`: which policy sampled them |
 | oldest, newest | int64 or null | numbers of these policies; oldest null: unknown, which is older than any |
 | finish_reason | string or null | of the last call |
+| turns | list of {seq, start, end: int32; finish_reason, untrainable, grammar: string or null; reward: float64 or \
+null} | the calls: spans of `response_ids`, and what each one's answer was worth where the evaluator said so |
+| images | list of {sha256, media_type: string; size: int64; start, end: int32 or null} | the pictures: spans of \
+`prompt_ids`, then `response_ids`; null: not known |
 | state, boundary, outcome | string | how the rollout ended, and why (`completed`, `none`, `ok`) |
 | unused | string or null | why it must not be trained on, only with `--all`; then `loss_mask` is 0 throughout |
 
-A trace's turns, messages and lineage are in the formats `polar` and `atif` and in the archive.
+The pictures themselves lie beside the file: `<file>.images/<sha256>`, as they were sent. A trace's messages and lineage
+are in the formats `polar` and `atif` and in the archive. Files of `polarq.rows/1`, which have no turns and images, are
+read too.
 """
 
 from __future__ import annotations
@@ -28,14 +34,16 @@ from itertools import groupby
 import numpy as np
 from pydantic import ValidationError
 
-from polarq.contracts.completion import VersionSpan
+from polarq.contracts.completion import Image, VersionSpan
 from polarq.contracts.rollout import Outcome, Reward, RolloutResult
-from polarq.contracts.trajectory import Fidelity, Trace, Trajectory
+from polarq.contracts.trajectory import Fidelity, Trace, Trajectory, Turn
 from polarq.errors import InvalidInput
 from polarq.export.base import NOTHING_SAMPLED, Record, Skip, needed, why_not
 from polarq.trainers.rows import Row, row_of, rows, written_out
+from polarq.trajectory.images import picture_bytes
 
-SCHEMA = "polarq.rows/1"
+SCHEMA = "polarq.rows/2"
+READ = frozenset({SCHEMA, "polarq.rows/1"})
 _INT32 = 2**31
 _ROW = (
     "group", "rollout", "rollout_id", "trace", "prompt_ids", "response_ids", "loss_mask", "logprobs", "reward",
@@ -69,6 +77,8 @@ def _record(result: RolloutResult, row: Row, unused: str | None) -> Record:
         "run": result.run_id,
         **{name: getattr(row, name) for name in _ROW},
         "versions": [span.model_dump() for span in row.versions],
+        "turns": [turn.model_dump() for turn in row.turns],
+        "images": [image.model_dump() for image in row.images],
         "outcome_reward": None if result.reward is None else result.reward.outcome,
         "state": result.outcome.state.value,
         "boundary": result.outcome.boundary.value,
@@ -77,17 +87,31 @@ def _record(result: RolloutResult, row: Row, unused: str | None) -> Record:
     }
 
 
+def row_images(result: RolloutResult, records: Sequence[Record]) -> dict[str, bytes]:
+    """sha256 -> the picture, of those that the rollout's records tell of."""
+    wanted = {image["sha256"] for record in records for image in record["images"]}
+    if not wanted or result.trajectory is None:
+        return {}
+    found = {name: data for trace in result.trajectory.traces for name, data in picture_bytes(trace).items()}
+    return {name: data for name, data in found.items() if name in wanted}
+
+
 def read_row(record: Record) -> Row:
     """The row that a record was made of. Raises `InvalidInput` for what is none."""
     try:
         _check(record)
-        return Row(versions=[VersionSpan.stored(span) for span in record["versions"]], **{n: record[n] for n in _ROW})
+        return Row(
+            versions=[VersionSpan.stored(span) for span in record["versions"]],
+            turns=[Turn.stored(turn) for turn in record.get("turns", [])],
+            images=[Image.stored(image) for image in record.get("images", [])],
+            **{name: record[name] for name in _ROW},
+        )
     except (KeyError, TypeError, ValueError) as exc:
         raise InvalidInput("import", [f"this is no row of {SCHEMA}: {type(exc).__name__} {exc}"]) from None
 
 
 def _check(record: Record) -> None:
-    if record["schema"] != SCHEMA:
+    if record["schema"] not in READ:
         raise ValueError(f"its schema is {record['schema']!r}")
     length = len(record["response_ids"])
     if len(record["loss_mask"]) != length or len(record["logprobs"]) != length:
@@ -142,6 +166,9 @@ def _trace(row: Row, unused: str | None) -> Trace:
         finish_reason=row.finish_reason,
         reward=row.reward,
         weight=row.weight,
+        turns=row.turns,
+        images=row.images,
+        completion_seqs=[turn.seq for turn in row.turns],
         untrainable=unused,
     )
 
@@ -149,4 +176,14 @@ def _trace(row: Row, unused: str | None) -> Trace:
 def _fidelity(traces: Sequence[Trace]) -> Fidelity:
     """What can be told of traces alone."""
     trainable = sum(trace.trainable_tokens for trace in traces)
-    return Fidelity(traces=len(traces), sampled_tokens=trainable, trainable_tokens=trainable)
+    sampled = max(trainable, sum(turn.end - turn.start for trace in traces for turn in trace.turns))
+    images = [image for trace in traces for image in trace.images]
+    return Fidelity(
+        calls=sum(len(trace.turns) for trace in traces),
+        traces=len(traces),
+        sampled_tokens=sampled,
+        trainable_tokens=trainable,
+        masked_tokens=sampled - trainable,
+        images=len(images),
+        unplaced_images=sum(1 for image in images if image.start is None),
+    )

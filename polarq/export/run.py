@@ -49,7 +49,8 @@ def export(groups: Iterable[Callable[[], Group]], form: Format, parts: Parts, to
                 if (reason := passed_over.get(rollout.rollout_id)) is not None:
                     raise Skip(reason)
                 result = rollout.load()
-                made[rollout.rollout_id] = form.records(result)
+                records = made[rollout.rollout_id] = form.records(result)
+                parts.keep_images(form.images(result, records))
                 tokens += _tokens(result)
             except Skip as exc:
                 skipped[rollout.rollout_id] = exc.reason

@@ -29,7 +29,7 @@ class PolarTrace(TypedDict):
     reward: float | None
     metadata: dict[str, Any]
     """`polarq` in it: index, parent, shared, cause, left_out, weight, weight_versions, completion_seqs, turns,
-    untrainable."""
+    untrainable, images."""
 
 
 class PolarTrajectory(TypedDict):

@@ -18,6 +18,7 @@ import yaml
 from polarq.client import Client
 from polarq.errors import PolarqError
 from polarq.settings import Settings
+from polarq.testing.inference.tokenizer import load_tokenizer
 from polarq.testing.ports import free_port
 from polarq.testing.program import Program
 from polarq.testing.redis import EmbeddedRedis
@@ -143,7 +144,11 @@ class LocalStack:
                 "host": "127.0.0.1",
                 "port": free_port(),
                 "model_served": "scripted",
-                "inference": {"engine": "vllm", "base_url": self.inference_url},
+                "inference": {
+                    "engine": "vllm",
+                    "base_url": self.inference_url,
+                    "image_token_id": load_tokenizer().image_token_id,
+                },
                 "default_runtime": {"backend": "local"},
                 **more,
                 "runtimes": {"local": {"isolation": self._isolation}, **more.get("runtimes", {})},

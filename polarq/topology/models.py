@@ -151,6 +151,12 @@ class InferenceEndpoint(Contract):
         description="Folder or public name of the model's tokenizer, for the renderers package in exact mode; "
         "blank: the engine's own template is used.",
     )
+    image_token_id: int | None = Field(
+        None,
+        ge=0,
+        description="Id that the model's processor repeats for a picture (`image_token_id` of its config.json); with "
+        "it, rows say which ids stand for which picture.",
+    )
     api_key_env: str | None = Field(
         None, description="Name of the environment variable that holds the engine's API key."
     )

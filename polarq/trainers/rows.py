@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from polarq.contracts.completion import VersionSpan
+from polarq.contracts.completion import Image, VersionSpan
 from polarq.contracts.rollout import RolloutResult
-from polarq.contracts.trajectory import Trace, Trajectory
+from polarq.contracts.trajectory import Trace, Trajectory, Turn
 from polarq.errors import InvalidInput
 
 
@@ -39,6 +39,10 @@ class Row:
     """The oldest policy version that sampled any of it; None: unknown, which is older than any."""
     newest: int | None
     finish_reason: str | None
+    turns: list[Turn]
+    """The calls, in order, with their spans of `response_ids` and the rewards of those that have one."""
+    images: list[Image]
+    """The pictures, in order, with their spans of `prompt_ids + response_ids`."""
 
 
 def rows(result: RolloutResult) -> list[Row]:
@@ -93,6 +97,8 @@ def row_of(result: RolloutResult, trace: Trace, weight: float) -> Row:
         oldest=None if None in numbers else min(known(numbers), default=None),
         newest=max(known(numbers), default=None),
         finish_reason=trace.finish_reason,
+        turns=trace.turns,
+        images=trace.images,
     )
 
 

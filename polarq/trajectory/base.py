@@ -97,6 +97,7 @@ def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fide
             reasons[str(completion.seq)] = why
     sampled = sum(len(c.sampled_ids) for c in completions)
     trainable = sum(trace.trainable_tokens for trace in traces)
+    images = [image for trace in traces for image in trace.images]
     versions: list[str] = []
     for completion in completions:
         for span in completion.weight_versions:
@@ -116,5 +117,7 @@ def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fide
         side_tokens=sum(len(c.sampled_ids) for c in completions if c.label is CompletionLabel.SIDE),
         incomplete_calls=sum(1 for c in completions if c.incomplete),
         empty_calls=sum(1 for c in completions if not c.sampled_ids),
+        images=len(images),
+        unplaced_images=sum(1 for image in images if image.start is None),
         versions=versions,
     )

@@ -11,7 +11,7 @@ from functools import cached_property
 from polarq.contracts.completion import Completion, CompletionLabel
 from polarq.contracts.trajectory import BranchCause
 from polarq.trajectory.breaks import continued
-from polarq.trajectory.tree import Node, shared_length
+from polarq.trajectory.tree import Node, same_prompt, shared_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +74,14 @@ class Branches:
         """The latest earlier call with the same prompt."""
         siblings = self._roots if node.parent is None else node.parent.children
         earlier = siblings[: siblings.index(node)]
-        same = (one for one in reversed(earlier) if one.completion.prompt_ids == node.completion.prompt_ids)
+        same = (one for one in reversed(earlier) if same_prompt(one.completion, node.completion))
         return next(same, None)
 
 
 def _branch(node: Node, other: Node, cause: BranchCause) -> Branch:
-    whole = [*other.completion.prompt_ids, *other.completion.sampled_ids]
     if node.completion.label is CompletionLabel.SIDE:
         cause = BranchCause.SIDE
-    return Branch(other, shared_length(whole, node.completion.prompt_ids), cause)
+    return Branch(other, shared_context(other.completion, node.completion), cause)
 
 
 def _together(one: Node, other: Node) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from polarq.contracts.completion import Completion
 from polarq.contracts.trajectory import Break
+from polarq.trajectory.images import alike_until
 from polarq.trajectory.tree import shared_length
 
 
@@ -17,12 +18,18 @@ def find_breaks(completions: Sequence[Completion]) -> list[Break]:
     breaks = []
     for completion, earlier in continued(completions):
         whole = [*earlier.prompt_ids, *earlier.sampled_ids]
-        shared = shared_length(whole, completion.prompt_ids)
+        same_ids = shared_length(whole, completion.prompt_ids)
+        shared = alike_until(earlier.images, completion.images, same_ids)
         if shared < len(whole):
-            inside = shared >= len(earlier.prompt_ids)
-            cause = "sampled tokens re-encoded" if inside else "prompt re-rendered"
+            cause = _cause(shared, same_ids, earlier)
             breaks.append(Break(seq=completion.seq, position=shared, cause=cause, continues=earlier.seq))
     return breaks
+
+
+def _cause(shared: int, same_ids: int, earlier: Completion) -> str:
+    if shared < same_ids:
+        return "another picture"
+    return "sampled tokens re-encoded" if shared >= len(earlier.prompt_ids) else "prompt re-rendered"
 
 
 def continued(completions: Sequence[Completion]) -> list[tuple[Completion, Completion]]:

@@ -31,6 +31,7 @@ def _trace(index: int, completion: Completion) -> Trace:
         loss_mask=[1 if trainable else 0] * len(completion.sampled_ids),
         logprobs=trained_logprobs(completion, reason),
         weight_versions=completion.weight_versions,
+        images=completion.images,
         prompt_messages=completion.messages,
         response_messages=[completion.reply] if completion.reply else [],
         tools=completion.tools,

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from polarq.contracts.base import Contract
-from polarq.contracts.completion import Completion, VersionSpan
+from polarq.contracts.completion import Completion, Image, VersionSpan
 from polarq.contracts.trajectory import Trace, Turn
 from polarq.trajectory.base import Builder, turn
 from polarq.trajectory.branches import Branch, Branches
@@ -123,6 +123,7 @@ def _trace(index: int, path: Sequence[Node]) -> Trace:
         loss_mask=mask,
         logprobs=logprobs,
         weight_versions=versions,
+        images=_images(path),
         prompt_messages=first.messages,
         response_messages=_response_messages(path),
         tools=last.tools,
@@ -132,6 +133,16 @@ def _trace(index: int, path: Sequence[Node]) -> Trace:
         untrainable=path[0].untrainable if all(node.untrainable for node in path) else None,
         metadata={"completion_ids": [node.completion.completion_id for node in path]},
     )
+
+
+def _images(path: Sequence[Node]) -> list[Image]:
+    """Those of the last prompt; a place that it does not tell, an earlier one may have told."""
+    images: list[Image] = []
+    for node in path:
+        told = node.completion.images
+        kept = [old if old.start is not None else new for old, new in zip(images, told, strict=False)]
+        images = [*kept, *told[len(kept) :]]
+    return images
 
 
 def _response_messages(path: Sequence[Node]) -> list[dict[str, Any]]:

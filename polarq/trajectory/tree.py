@@ -1,7 +1,8 @@
 """The token tree of a rollout: which call's prompt goes on, id for id, from what an earlier call saw and sampled.
 
 A call is a child of the earlier call whose prompt and sampled ids are the longest that its own prompt begins with. Only
-ids decide. Cost is linear in ids: prompts are hashed once, with a look at each length at which an earlier call ended.
+ids decide, and which pictures they stand for. Cost is linear in ids: prompts are hashed once, with a look at each
+length at which an earlier call ended.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from polarq.contracts.completion import Completion
+from polarq.trajectory.images import alike_until
 from polarq.trajectory.trainable import why_untrainable
 
 ID_BYTES = array("I").itemsize
@@ -44,7 +46,7 @@ class Node:
 def token_tree(completions: Sequence[Completion]) -> list[Node]:
     """A node for each call that sampled something, in the order given (that of the requests)."""
     nodes: list[Node] = []
-    ended: dict[bytes, Node] = {}
+    ended: dict[bytes, list[Node]] = {}
     lengths: list[int] = []
     for completion in completions:
         if not completion.sampled_ids:
@@ -55,7 +57,10 @@ def token_tree(completions: Sequence[Completion]) -> list[Node]:
             parent.children.append(node)
         nodes.append(node)
         # Of calls that saw and sampled the same, the later one is what the harness goes on from.
-        ended[digest] = node
+        ended[digest] = [
+            node,
+            *(one for one in ended.get(digest, ()) if not _same_pictures(one.completion, completion)),
+        ]
         if (at := bisect_right(lengths, node.length)) == 0 or lengths[at - 1] != node.length:
             insort(lengths, node.length)
     for node in reversed(nodes):
@@ -84,7 +89,29 @@ def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
     return low
 
 
-def _placed(completion: Completion, ended: dict[bytes, Node], lengths: list[int]) -> tuple[Node | None, bytes]:
+def shared_context(earlier: Completion, later: Completion) -> int:
+    """Number of leading ids of `later`'s prompt that are those of what `earlier` saw and sampled, and stand for the
+    same pictures."""
+    length = shared_length([*earlier.prompt_ids, *earlier.sampled_ids], later.prompt_ids)
+    return alike_until(earlier.images, later.images, length)
+
+
+def _goes_on(node: Node, completion: Completion) -> bool:
+    """Whether a prompt that begins with the node's ids begins with its pictures too."""
+    mine, theirs = node.completion.images, completion.images
+    return len(mine) <= len(theirs) and alike_until(mine, theirs, node.length) == node.length
+
+
+def same_prompt(one: Completion, other: Completion) -> bool:
+    """Whether two prompts are the same, pictures included."""
+    return one.prompt_ids == other.prompt_ids and _same_pictures(one, other)
+
+
+def _same_pictures(one: Completion, other: Completion) -> bool:
+    return [image.sha256 for image in one.images] == [image.sha256 for image in other.images]
+
+
+def _placed(completion: Completion, ended: dict[bytes, list[Node]], lengths: list[int]) -> tuple[Node | None, bytes]:
     """The parent, and the hash of all that the call saw and sampled."""
     prompt = memoryview(packed(completion.prompt_ids))
     hashed = hashlib.blake2b(digest_size=16)
@@ -92,7 +119,8 @@ def _placed(completion: Completion, ended: dict[bytes, Node], lengths: list[int]
     for length in lengths[: bisect_right(lengths, len(completion.prompt_ids))]:
         hashed.update(prompt[done * ID_BYTES : length * ID_BYTES])
         done = length
-        parent = ended.get(hashed.digest(), parent)
+        here = ended.get(hashed.digest(), ())
+        parent = next((node for node in here if _goes_on(node, completion)), parent)
     hashed.update(prompt[done * ID_BYTES :])
     hashed.update(packed(completion.sampled_ids))
     return parent, hashed.digest()

@@ -28,7 +28,8 @@ from polarq.ledger.keys import Keys
 from polarq.store.completions import CompletionLog, Draft
 from polarq.store.grants import note_problem, note_replay, read_grant
 from polarq.store.prefixes import NO_PROMPT, Prompt
-from polarq.store.token_text import NotIds, text_of
+from polarq.store.token_text import NotIds, ids_of, text_of
+from polarq.trajectory.images import images_of, placed
 from polarq_proxy.call import Answer, Choice, ModelCall
 from polarq_proxy.counters import Counters
 from polarq_proxy.endpoints import Endpoint
@@ -238,7 +239,7 @@ def drafts_of(
     shared = _known_doubt(capture, broken) or _shared_doubt(capture, answer, prompt, total)
     if shared is None and engine is not None and (said := engine.untrainable(capture.body)) is not None:
         shared = Doubt("no sample", said)
-    lasting, common = _lasting(capture, answer, broken), _common_fields(capture)
+    lasting, common = _lasting(capture, answer, broken), {**_common_fields(capture), **_images(capture, prompt)}
     drafts: list[Draft] = []
     doubts: list[Doubt] = []
     for place, choice in enumerate(choices):
@@ -327,6 +328,15 @@ def _common_fields(capture: Capture) -> dict[str, Any]:
         "sampling": engine.sampling(capture.body) if engine is not None else {},
         "overridden": capture.overridden,
     }
+
+
+def _images(capture: Capture, prompt: Prompt | None) -> dict[str, Any]:
+    """The pictures of the prompt; nothing where there are none."""
+    images = images_of(capture.call.messages)
+    wanted = capture.endpoint.spec.image_token_id if capture.endpoint is not None else None
+    if images and wanted is not None and prompt is not None:
+        images = placed(images, ids_of(prompt.line.text), wanted)
+    return {"images": [image.model_dump() for image in images]} if images else {}
 
 
 def _shared_doubt(capture: Capture, answer: Answer, prompt: Prompt | None, total: int) -> Doubt | None:

@@ -14,7 +14,10 @@ from polarq.contracts.task import Task
 from polarq.registry import plugin
 from polarq.testing.conformance.scenario import shipped
 from polarq.testing.inference import Script, ToolCall, Turn
+from polarq.testing.inference.images import IMAGE_TOKENS
 from polarq.testing.inference.scenario import load_scenario
+from polarq.testing.inference.tokenizer import load_tokenizer
+from polarq.trainers.rows import rows
 
 from .rig import EXAMPLES, asking, ends, has_a_shell_tool, images, results, sha256, shell_turn, stack
 
@@ -24,6 +27,7 @@ LOOKS = {
     "gemini_cli": ToolCall(name="read_file", arguments={"file_path": "stars.png"}),
 }
 """How each program's own tool looks at a picture."""
+PICTURE = load_tokenizer().image_token_id
 OVER = [name for name in shipped() if has_a_shell_tool(name)]
 LIBRARIES = ("ag2", "autogen", "langchain", "openai_agents", "pydantic_ai", "smolagents")
 
@@ -87,7 +91,13 @@ def test_the_picture_reaches_the_model_and_the_count_is_scored(counting: tuple[s
         assert result.reward.outcome == reward
         before, *after = images(made, result.rollout_id)
         assert before == []
-        assert after == [[sha256(EXAMPLES / "count_stars/stars.png")]] * 2
+        star = sha256(EXAMPLES / "count_stars/stars.png")
+        assert after == [[star]] * 2
+        # The record says which picture it was, and which ids of the sequence stand for it.
+        (last, *_) = [row for row in rows(result) if row.images]
+        assert {one.sha256 for one in last.images} == {star}
+        whole = [*last.prompt_ids, *last.response_ids]
+        assert {tuple(whole[one.start : one.end]) for one in last.images} == {(PICTURE,) * IMAGE_TOKENS}
 
 
 def _rewrites() -> str:

@@ -13,6 +13,7 @@ from polarq.export.run import Report, export
 from polarq.trajectory.base import rewarded
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
 from tests.trajectory.calls import call
+from tests.trajectory.pictures import PAD, image, shown
 
 FAILED = Outcome(state=RolloutState.FAILED, boundary=Boundary.RUNTIME, reason="sandbox_lost")
 
@@ -63,6 +64,23 @@ def result(
         trajectory=trajectory if verdict is None else rewarded(trajectory, verdict),
         metadata={"question": 7},
     )
+
+
+def looking_calls(picture: bytes = b"p") -> list[Completion]:
+    """Two turns: the second has seen a picture, of which ids 3 and 4 of the sequence are."""
+    asked, told = [*said("a", "b"), shown(picture)], [image(picture, 3, 5)]
+    return [
+        call(0, [1], [2, 9], messages=said("a"), reply=answer("b"), finish_reason="tool_calls"),
+        call(1, [1, 2, 9, PAD, PAD, 3], [4], messages=asked, reply=answer("c"), images=told, grammar="tool_choice"),
+    ]
+
+
+def looking(index: int = 0, *, picture: bytes = b"p") -> RolloutResult:
+    """The result of these calls, with a reward for each turn."""
+    made = result(index, looking_calls(picture))
+    verdict = Reward(outcome=1.0, turn_rewards=[[0.25, 1.0]], evaluator="e")
+    assert made.trajectory is not None
+    return made.model_copy(update={"reward": verdict, "trajectory": rewarded(made.trajectory, verdict)})
 
 
 def source(results: Sequence[RolloutResult], waiting: int = 0) -> Callable[[], Group]:

@@ -15,7 +15,7 @@ from polarq.export.base import MissingPackage
 from polarq.export.formats import read_results
 from polarq.export.polar import Polar
 from polarq.trainers.rows import rows, written_out
-from tests.export.samples import FAILED, answer, result, said, session, written
+from tests.export.samples import FAILED, answer, looking, result, said, session, written
 from tests.needs import not_here
 from tests.trajectory.calls import call
 
@@ -47,10 +47,11 @@ def with_tools(index: int = 0, **more: Any) -> RolloutResult:
 
 def test_polar_results_come_back_whole(tmp_path: Path) -> None:
     results = [result(0), with_tools(1, reward=0.5), result(2, outcome=FAILED, reward=None), result(3, calls=[])]
+    results.append(looking(5))
     tree = result(4, config={"emit": "tree"}, calls=[*session()[:2], call(3, [1, 2, 3, 9, 5], [6])])
     target = tmp_path / "polar.jsonl"
     report = written(Polar(), target, *results, tree)
-    assert (report.rollouts, report.skipped) == (5, {})
+    assert (report.rollouts, report.skipped) == (6, {})
     back = list(read_results(target))
     assert [one.model_dump(exclude={"trajectory": {"metadata"}}) for one in back] == [
         one.model_dump(exclude={"trajectory": {"metadata"}}) for one in [*results, tree]
@@ -115,11 +116,11 @@ def test_an_atif_document_says_what_was_done_and_sampled(atif: Any, tmp_path: Pa
 
 def test_atif_documents_come_back_as_the_same_rows(atif: Any, tmp_path: Path) -> None:
     failed = result(4, outcome=FAILED)
-    results = [result(0), with_tools(1, reward=0.5), result(2, reward=None), result(3, calls=[]), failed]
+    results = [result(0), with_tools(1, reward=0.5), result(2, reward=None), result(3, calls=[]), failed, looking(5)]
     report = written(Atif(), tmp_path / "docs", *results)
-    assert (report.rollouts, report.skipped) == (4, {"nothing sampled": 1})
+    assert (report.rollouts, report.skipped) == (5, {"nothing sampled": 1})
     back = {one.rollout_id: one for one in read_results(tmp_path / "docs")}
-    assert set(back) == {"t.0", "t.1", "t.2", "t.4"}
+    assert set(back) == {"t.0", "t.1", "t.2", "t.4", "t.5"}
     for one in results:
         if one.rollout_id in back:
             mine, before = back[one.rollout_id], one.trajectory
@@ -129,7 +130,16 @@ def test_atif_documents_come_back_as_the_same_rows(atif: Any, tmp_path: Path) ->
             assert before is not None
             assert mine.trajectory.fidelity == before.fidelity
             for made, trace in zip(mine.trajectory.traces, written_out(before).traces, strict=True):
-                same = {"turns", "weight_versions", "cause", "parent", "untrainable", "prompt_ids", "loss_mask"}
+                same = {
+                    "turns",
+                    "images",
+                    "weight_versions",
+                    "cause",
+                    "parent",
+                    "untrainable",
+                    "prompt_ids",
+                    "loss_mask",
+                }
                 assert made.model_dump(include=same) == trace.model_dump(include=same)
 
 

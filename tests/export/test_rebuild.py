@@ -14,7 +14,7 @@ from polarq.export.completions import Completions, read_completions_file
 from polarq.export.jsonl import read_lines
 from polarq.export.rebuild import make_builder, rebuilt
 from polarq.trajectory.per_request import PerRequestBuilder
-from tests.export.samples import result, said, session, written
+from tests.export.samples import looking, looking_calls, result, said, session, written
 from tests.trajectory.calls import call
 
 
@@ -74,6 +74,30 @@ def test_another_builder_makes_other_traces_of_the_same_tokens() -> None:
     assert again.reward == Reward(outcome=0.5, evaluator="e")
     assert again.trajectory.fidelity.trainable_tokens == 4
     assert again.trajectory.traces[0].loss_mask == PerRequestBuilder({}).build(session()).traces[0].loss_mask
+
+
+def test_rewards_of_turns_go_with_their_calls_where_all_are_known() -> None:
+    before, calls = looking(), looking_calls()
+    again = rebuilt(make_builder("per_request", {}), before, calls)
+    assert again.trajectory is not None
+    assert again.reward is not None
+    assert again.reward.turn_rewards == [[0.25], [1.0]]
+    assert [turn.reward for trace in again.trajectory.traces for turn in trace.turns] == [0.25, 1.0]
+    more = rebuilt(make_builder("per_request", {}), before, [*calls, call(2, [1], [2])])
+    assert more.reward is not None
+    assert more.reward.turn_rewards is None
+    elsewhere = rebuilt(make_builder("per_request", {}), before.model_copy(update={"trajectory": None}), calls)
+    assert elsewhere.reward is not None
+    assert (elsewhere.reward.outcome, elsewhere.reward.turn_rewards) == (1.0, None)
+
+
+def test_pictures_are_built_anew_from_what_was_captured(tmp_path: Path) -> None:
+    _, captured = in_a_file(tmp_path / "c.jsonl", looking_calls())
+    again, before = rebuilt(make_builder("prefix_merging", {}), looking(), captured), looking()
+    assert again.trajectory is not None
+    assert before.trajectory is not None
+    assert again.trajectory.traces == before.trajectory.traces
+    assert [one.images for one in again.trajectory.traces] == [captured[1].images]
 
 
 def test_what_was_not_trainable_does_not_become_so_and_nothing_left_is_none() -> None:

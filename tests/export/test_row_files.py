@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import hashlib
 import json
 from pathlib import Path
 
@@ -14,9 +17,10 @@ from polarq.export.formats import read_results, read_rows
 from polarq.export.jsonl import JsonLines
 from polarq.export.parquet import Parquet
 from polarq.trainers.rows import rows, written_out
-from tests.export.samples import FAILED, result, session, written
+from tests.export.samples import FAILED, looking, result, session, written
 from tests.needs import not_here
 from tests.trajectory.calls import call
+from tests.trajectory.pictures import PAD
 
 try:
     import pyarrow
@@ -54,6 +58,51 @@ def test_rows_come_back_as_they_were_and_what_must_not_be_used_is_counted(form: 
     assert list(read_rows(target)) == expected
     assert [row for one in read_results(target) for row in rows(one)] == expected
     assert [one.reward and one.reward.outcome for one in read_results(target)] == [1.0, 0.25, None]
+
+
+def test_turns_with_their_rewards_and_pictures_come_back(form: Format, tmp_path: Path) -> None:
+    target = tmp_path / f"out{form.suffix}"
+    one = looking()
+    report = written(form, target, one)
+    assert report.records == 1
+    (row,) = rows(one)
+    assert list(read_rows(target)) == [row]
+    assert [(t.seq, t.start, t.end, t.finish_reason, t.grammar, t.reward) for t in row.turns] == [
+        (0, 0, 2, "tool_calls", None, 0.25),
+        (1, 5, 6, None, "tool_choice", 1.0),
+    ]
+    whole = [*row.prompt_ids, *row.response_ids]
+    assert [whole[image.start : image.end] for image in row.images] == [[PAD, PAD]]
+    (back,) = read_results(target)
+    assert rows(back) == [row]
+    assert back.trajectory is not None
+    assert (back.trajectory.fidelity.calls, back.trajectory.fidelity.images) == (2, 1)
+
+
+def test_pictures_lie_beside_the_file_once_and_are_in_no_row(form: Format, tmp_path: Path) -> None:
+    target = tmp_path / f"out{form.suffix}"
+    written(form, target, looking(0), looking(1), looking(2, picture=b"q"), result(3))
+    pictures = {path.name: path.read_bytes() for path in (tmp_path / f"{target.name}.images").iterdir()}
+    assert pictures == {hashlib.sha256(data).hexdigest(): data for data in (b"p", b"q")}
+    assert {image.sha256 for row in read_rows(target) for image in row.images} == set(pictures)
+    assert base64.b64encode(b"p") not in target.read_bytes()
+    plain = tmp_path / f"plain{form.suffix}"
+    written(form, plain, result(3))
+    assert not plain.with_name(f"{plain.name}.images").exists()
+
+
+def test_a_file_of_the_first_schema_is_read(tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    written(a_form("jsonl"), target, result(0))
+    record = json.loads(target.read_text())
+    older = {key: value for key, value in record.items() if key not in {"turns", "images"}} | {
+        "schema": "polarq.rows/1"
+    }
+    target.write_text(json.dumps(older))
+    (row,) = rows(result(0))
+    assert list(read_rows(target)) == [dataclasses.replace(row, turns=[])]
+    (back,) = read_results(target)
+    assert [one.response_ids for one in rows(back)] == [row.response_ids]
 
 
 def test_all_keeps_the_rest_under_a_mask_of_0_and_says_why(tmp_path: Path) -> None:
@@ -105,7 +154,7 @@ def test_a_tree_is_written_out(tmp_path: Path) -> None:
 def test_columns_are_typed_and_the_file_names_its_schema(tmp_path: Path) -> None:
     written(a_form("parquet"), tmp_path / "out.parquet", result(0))
     schema = pyarrow.parquet.read_schema(tmp_path / "out.parquet")
-    assert schema.metadata[b"polarq.schema"] == b"polarq.rows/1"
+    assert schema.metadata[b"polarq.schema"] == b"polarq.rows/2"
     kinds = {name: schema.field(name).type.value_type for name in ("prompt_ids", "loss_mask", "logprobs")}
     assert kinds == {"prompt_ids": pyarrow.int32(), "loss_mask": pyarrow.uint8(), "logprobs": pyarrow.float32()}
     assert not schema.field("prompt_ids").nullable
@@ -125,7 +174,7 @@ def test_rows_that_are_apart_or_of_another_schema_are_refused(tmp_path: Path) ->
     target.write_text("".join([lines[0], lines[2], lines[1]]))
     with pytest.raises(InvalidInput, match=r"'t\.0' are not together"):
         list(read_results(target))
-    target.write_text(lines[0].replace("polarq.rows/1", "polarq.rows/9"))
+    target.write_text(lines[0].replace("polarq.rows/2", "polarq.rows/9"))
     with pytest.raises(InvalidInput, match="no format that can be read back"):
         list(read_results(target))
     with pytest.raises(InvalidInput, match=r"its schema is 'polarq\.rows/9'"):

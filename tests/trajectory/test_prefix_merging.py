@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from datetime import timedelta
-from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from polarq.contracts import BranchCause, Completion, CompletionLabel, Trace, Trajectory, VersionSpan
+from polarq.contracts import BranchCause, Completion, CompletionLabel, Trajectory, VersionSpan
 from polarq.errors import InvalidTask
-from polarq.trajectory.per_request import PerRequestBuilder
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
-from polarq.trajectory.trainable import why_untrainable
 from tests.trajectory.calls import NOW, call
 
 
 def build(*calls: Completion, **config: Any) -> Trajectory:
     return PrefixMergingBuilder(config).build(calls)
-
-
-def whole(trace: Trace, traces: list[Trace]) -> list[int]:
-    """The full sequence, with what the trace leaves to its parent."""
-    left_out = whole(traces[trace.parent], traces)[: trace.left_out] if trace.parent is not None else []
-    return [*left_out, *trace.prompt_ids, *trace.response_ids]
 
 
 def branches(trajectory: Trajectory) -> list[tuple[int | None, int, BranchCause | None]]:
@@ -124,117 +111,3 @@ def test_what_is_on_no_way_to_the_last_call_is_said() -> None:
 def test_a_setting_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidTask, match=r"unknown key 'emitt', did you mean 'emit'\?"):
         PrefixMergingBuilder({"emitt": "tree"})
-
-
-# --- all of it, over random rollouts
-
-
-def rollout(seed: int) -> list[Completion]:
-    """Calls that go on, fork, are asked again, drift, begin anew, overlap, fail and break off, over few ids."""
-    chance = random.Random(seed)
-    calls: list[Completion] = []
-
-    def ids(most: int) -> list[int]:
-        return [chance.randrange(4) for _ in range(chance.randint(0, most))]
-
-    for seq in range(chance.randint(1, 14)):
-        prompt = [chance.randrange(4), *ids(3)]
-        messages = said(str(chance.randrange(3)))
-        if calls:
-            before = calls[-1] if chance.random() < 0.6 else chance.choice(calls)
-            seen = [*before.prompt_ids, *before.sampled_ids]
-            way = chance.random()
-            if way < 0.5:
-                prompt = [*seen, *ids(3)]
-                messages = [*before.messages, {"role": "assistant", "content": "y"}, *said(str(seq))]
-            elif way < 0.6:
-                prompt, messages = before.prompt_ids, before.messages
-            elif way < 0.8:
-                position = chance.randrange(len(seen))
-                prompt = [*seen[:position], (seen[position] + 1) % 4, *seen[position + 1 :], *ids(2)]
-                messages = [*before.messages, {"role": "assistant", "content": "y"}, *said(str(seq))]
-        sampled = ids(4)
-        more: dict[str, Any] = {"messages": messages, "logprobs": [-chance.random() for _ in sampled]}
-        if chance.random() < 0.2:
-            more["requested_at"] = NOW + timedelta(seconds=max(0, seq - 1))
-        trouble = chance.random()
-        if trouble < 0.06 and sampled:
-            more |= {"untrainable": "a log-probability is missing", "logprobs": [None] * len(sampled)}
-        elif trouble < 0.12:
-            more["incomplete"] = True
-        elif trouble < 0.18:
-            more["label"] = CompletionLabel.SIDE
-        calls.append(call(seq, prompt, sampled, **more))
-    return calls
-
-
-@given(st.integers(min_value=0))
-def test_each_sampled_id_is_trained_once_in_the_context_it_was_sampled_in(seed: int) -> None:
-    calls = rollout(seed)
-    trajectory = build(*calls)
-    traces = trajectory.traces
-    by_seq = {one.seq: one for one in calls}
-    turns = [(trace, turn) for trace in traces for turn in trace.turns]
-    assert sorted(turn.seq for _, turn in turns) == [one.seq for one in calls if one.sampled_ids]
-    for trace, turn in turns:
-        one = by_seq[turn.seq]
-        own = slice(turn.start, turn.end)
-        assert [*trace.prompt_ids, *trace.response_ids[: turn.start]] == one.prompt_ids
-        assert trace.response_ids[own] == one.sampled_ids
-        trained = why_untrainable(one) is None
-        assert trace.loss_mask[own] == [int(trained)] * len(one.sampled_ids)
-        assert trace.logprobs[own] == (one.logprobs if trained else [0.0] * len(one.sampled_ids))
-    assert sum(trace.trainable_tokens for trace in traces) == sum(
-        len(one.sampled_ids) for one in calls if why_untrainable(one) is None
-    )
-    assert all(lp == 0.0 for t in traces for bit, lp in zip(t.loss_mask, t.logprobs, strict=True) if not bit)
-
-
-@given(st.integers(min_value=0))
-def test_no_trace_could_have_been_the_continuation_of_another(seed: int) -> None:
-    calls = [one for one in rollout(seed) if one.sampled_ids]
-    traces = build(*calls).traces
-    for place, one in enumerate(calls):
-        ends = [[*e.prompt_ids, *e.sampled_ids] for e in calls[:place]]
-        fits = [end for end in ends if one.prompt_ids[: len(end)] == end]
-        (trace,) = (t for t in traces if one.seq in t.completion_seqs)
-        begins = trace.completion_seqs[0] == one.seq
-        # One that goes on from nothing begins a trace; else it is in its parent's, or one beside it is.
-        assert begins or fits
-        if fits and begins:
-            longest = max(fits, key=len)
-            beside = [c for c in calls if c.seq != one.seq and c.prompt_ids[: len(longest)] == longest]
-            assert beside
-
-
-@given(st.integers(min_value=0))
-def test_a_tree_is_the_same_traces_with_what_they_share_written_once(seed: int) -> None:
-    calls = rollout(seed)
-    paths, tree = build(*calls).traces, build(*calls, emit="tree").traces
-    assert [whole(trace, tree) for trace in tree] == [whole(trace, paths) for trace in paths]
-    for trace in tree:
-        assert trace.left_out == trace.shared
-        assert trace.parent is None or trace.parent < trace.index
-    for path, trace in zip(paths, tree, strict=True):
-        assert (path.response_ids, path.loss_mask, path.logprobs) == (
-            trace.response_ids,
-            trace.loss_mask,
-            trace.logprobs,
-        )
-
-
-@given(st.integers(min_value=0))
-def test_both_builders_train_on_the_same_ids(seed: int) -> None:
-    calls = rollout(seed)
-    merged, single = build(*calls), PerRequestBuilder({}).build(calls)
-    assert merged.fidelity.model_copy(update={"traces": 0}) == single.fidelity.model_copy(update={"traces": 0})
-    assert len(merged.traces) <= len(single.traces)
-
-
-def test_the_random_rollouts_hold_every_cause() -> None:
-    found: set[BranchCause | None] = set()
-    for seed in count():
-        found |= {trace.cause for trace in build(*rollout(seed)).traces}
-        if found >= {None, *BranchCause} - {BranchCause.SUB_AGENT}:
-            return
-        assert seed < 2000, f"only {found}"

@@ -17,7 +17,7 @@ from polarq.testing.inference import faults
 from polarq.testing.inference.acting import ApiError
 from polarq.testing.inference.calls import CallLedger, SampledCall
 from polarq.testing.inference.generation import Gate, Generation
-from polarq.testing.inference.images import images_of
+from polarq.testing.inference.images import expanded, images_of
 from polarq.testing.inference.options import ServerOptions
 from polarq.testing.inference.rendering import CannotRender, render
 from polarq.testing.inference.requests import ChatRequest, SamplingRequest, TokenizeRequest
@@ -95,7 +95,7 @@ class Engine:
         text = self.rendered(body)
         if self.tokenizer.fewest(text) >= self.options.max_model_len:
             raise self._prompt_too_long()
-        return await self.encoded(text), text
+        return await self.prompt_ids(text), text
 
     def rendered(self, body: ChatRequest | TokenizeRequest) -> str:
         if body.add_generation_prompt and body.continue_final_message:
@@ -115,6 +115,10 @@ class Engine:
         except CannotRender as exc:
             raise ApiError(400, str(exc), "BadRequestError", "messages") from None
         return START_TOKEN + text if self.options.start_token else text
+
+    async def prompt_ids(self, text: str) -> list[int]:
+        """What the model is given of a rendered text."""
+        return expanded(await self.encoded(text), self.tokenizer.image_token_id)
 
     async def encoded_plain(self, text: str) -> list[int]:
         """The ids of a text that no template wrote: the tokenizer adds its start token, whatever the text holds."""

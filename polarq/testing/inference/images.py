@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from polarq.trajectory import images
+
+IMAGE_TOKENS = 12
+"""How many ids stand for a picture here. With real processors it depends on the picture's size."""
 
 
 def images_of(messages: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """SHA-256 of each image part's bytes, in order; of what is no base64 data URL, that of the URL."""
-    return tuple(hashlib.sha256(data).hexdigest() for data in _images(messages))
+    return tuple(image.sha256 for image in images.images_of(messages))
 
 
-def _images(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, Mapping) and part.get("type") == "image_url":
-                image = part.get("image_url")
-                yield _bytes(str(image.get("url", "") if isinstance(image, Mapping) else image))
-
-
-def _bytes(url: str) -> bytes:
-    head, comma, data = url.partition(",")
-    if not (comma and head.startswith("data:") and head.endswith(";base64")):
-        return url.encode()
-    try:
-        return base64.b64decode(data, validate=True)
-    except binascii.Error:
-        return url.encode()
+def expanded(ids: Sequence[int], image_token_id: int) -> list[int]:
+    """A rendered prompt as the model is given it: each picture's one id as often as its processor wants it."""
+    if image_token_id not in ids:
+        return list(ids)
+    return [one for token in ids for one in [token] * (IMAGE_TOKENS if token == image_token_id else 1)]

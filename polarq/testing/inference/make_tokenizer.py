@@ -4,7 +4,7 @@
 
 The file is shipped because its ids depend on the Python version whose sources were read; run this only to make a
 different vocabulary. Layout: 0 to 2 are the special tokens, then the 256 bytes, then the merges, then the added
-tags (thinking and tool tags, which are ordinary text to a decoder).
+tags (thinking and tool tags, which are ordinary text to a decoder), then the special tokens that stand for pictures.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+PICTURE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 ADDED_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 VOCABULARY_SIZE = 4000
 CORPUS_FILES = 160
@@ -51,6 +52,7 @@ def train() -> Tokenizer:
     )
     tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ADDED_TAGS])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in PICTURE_TOKENS])
     return tokenizer
 
 

@@ -28,7 +28,9 @@ class Tokenizer:
         self.end_of_text_id = self._id_of("<|endoftext|>")
         self.turn_start_id = self._id_of("<|im_start|>")
         self.turn_end_id = self._id_of("<|im_end|>")
-        self.special_ids = frozenset({self.end_of_text_id, self.turn_start_id, self.turn_end_id})
+        self.image_token_id = self._id_of("<|image_pad|>")
+        around_images = {self._id_of("<|vision_start|>"), self.image_token_id, self._id_of("<|vision_end|>")}
+        self.special_ids = frozenset({self.end_of_text_id, self.turn_start_id, self.turn_end_id, *around_images})
         added = {token_id: token.content for token_id, token in bpe.get_added_tokens_decoder().items()}
         self._added_ids = frozenset(added)
         self.assistant_opening: list[int] = [self.turn_start_id, *self.encode("assistant\n")]

@@ -90,7 +90,7 @@ def test_a_logprob_is_a_negative_float32_that_depends_on_all_ids_before(ids: lis
     assert value < 0 and math.isfinite(value)
     assert struct.unpack("<f", struct.pack("<f", value))[0] == value
     assert value == expected_logprob([*ids, 7, 8], len(ids), token_id)
-    assert value != expected_logprob([*ids[:-1], (ids[-1] + 1) % 4006], len(ids), token_id)
+    assert value != expected_logprob([*ids[:-1], (ids[-1] + 1) % TOKENIZER.vocabulary_size], len(ids), token_id)
 
 
 def test_logprobs_of_a_sample_are_those_of_its_tokens_one_by_one() -> None:
@@ -194,7 +194,7 @@ async def test_token_in_keeps_the_servers_own_parsing(serve: Serve) -> None:
     assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
 
 
-@pytest.mark.parametrize("ids", [[4006], [-1], [], ["1"], [1.5]])
+@pytest.mark.parametrize("ids", [[TOKENIZER.vocabulary_size], [-1], [], ["1"], [1.5]])
 async def test_ids_outside_the_vocabulary_are_refused(serve: Serve, ids: list[object]) -> None:
     client = await serve(TALKATIVE)
     body = {"model": "tiny", "messages": HELLO, "kv_transfer_params": {"prompt_token_ids": ids}}

@@ -53,7 +53,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 async def _prompt_of(engine: Engine, body: SglangChatRequest) -> list[int]:
     if body.input_ids is not None and engine.options.token_in and engine.options.since(0, 5, 13):
         return engine.checked(body.input_ids)
-    return await engine.encoded(engine.rendered(body))
+    return await engine.prompt_ids(engine.rendered(body))
 
 
 @dataclass
