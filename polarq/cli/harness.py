@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,7 +97,8 @@ def check(
         found.append(one)
         broken += not one["ok"]
         if not as_json:
-            verdict = ("ok    ", "green") if one["ok"] else ("BROKEN", "red")
+            word = "refused" if one["refused"] else "ok" if one["ok"] else "BROKEN"
+            verdict = (f"{word:<7}", "green" if one["ok"] else "red")
             screen.say(verdict, "  ", f"{one['dialect']}  ", (one["check"], "bold"), "  ", shown(one["detail"]))
             screen.file.flush()
     if as_json:
@@ -119,7 +119,7 @@ def _checked(
     cache: Path | None,
 ) -> Iterator[dict[str, Any]]:
     try:
-        from polarq.testing.conformance import bench, checks, scenario
+        from polarq.testing.conformance import bench, checks, scenario, table
     except ModuleNotFoundError as exc:
         raise Unusable(f"checking needs '{exc.name}': pip install 'polarq[demo]'") from exc
     preset = _preset(name)
@@ -139,16 +139,7 @@ def _checked(
     for one in spoken:
         with bench.Bench(told, one, runtime, cache=cache or bench.default_cache()) as here:
             for finding in checks.Suite(here).run(wanted):
-                yield {
-                    "harness": name,
-                    "dialect": one,
-                    "backend": backend,
-                    "check": finding.check,
-                    "ok": finding.ok,
-                    "detail": finding.detail,
-                    "version": finding.version,
-                    "date": datetime.now(UTC).date().isoformat(),
-                }
+                yield table.told(finding, harness=name, dialect=one, backend=backend)
 
 
 def _preset(name: str) -> Any:
@@ -180,6 +171,7 @@ def _told(name: str, *, whole: bool = False) -> dict[str, Any]:
         "package": f"{program.package} ({program.kind})",
         "mcp servers": sorted(found.mcp_transports) or "none",
         "skills": "yes" if found.takes_skills else "no",
+        "limit of turns": f"agent.settings.{found.turn_limit}" if found.turn_limit else "none (model.max_calls)",
         "kept files": list(found.kept),
         "settings": dict(_settings(found.settings_class)),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ import pytest
 from polarq import bubblewrap
 from polarq.registry import plugin
 from polarq.testing.conformance.bench import Bench, default_cache
-from polarq.testing.conformance.checks import CHECKS, Finding, Suite
+from polarq.testing.conformance.checks import CHECKS, Suite
+from polarq.testing.conformance.found import Finding
 from polarq.testing.conformance.scenario import CheckName, load, shipped
-from polarq.testing.conformance.table import write
+from polarq.testing.conformance.table import told, write
 
 from ..needs import not_here
 
@@ -70,9 +70,4 @@ def test_the_program(suite: tuple[Case, Suite], check: CheckName) -> None:
 def _keep(case: Case, finding: Finding) -> None:
     if folder := os.environ.get("HARNESS_RESULTS"):
         harness, dialect, backend = case
-        told = {"harness": harness, "dialect": dialect, "backend": backend, "check": finding.check}
-        today = datetime.now(UTC).date().isoformat()
-        write(
-            Path(folder),
-            [{**told, "ok": finding.ok, "detail": finding.detail, "version": finding.version, "date": today}],
-        )
+        write(Path(folder), [told(finding, harness=harness, dialect=dialect, backend=backend)])

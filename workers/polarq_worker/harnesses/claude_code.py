@@ -51,6 +51,7 @@ class ClaudeCodeHarness(Preset):
     settings_class: ClassVar[type[PresetSettings]] = ClaudeCodeSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
     takes_skills: ClassVar[bool] = True
+    turn_limit: ClassVar[str] = "max_turns"
     kept: ClassVar[tuple[str, ...]] = ("projects",)
     settings: ClaudeCodeSettings
 

@@ -81,6 +81,7 @@ class HermesHarness(Preset):
     settings_class: ClassVar[type[PresetSettings]] = HermesSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "streamable-http"})
     takes_skills: ClassVar[bool] = True
+    turn_limit: ClassVar[str] = "max_turns"
     kept: ClassVar[tuple[str, ...]] = ("state.db", "logs", "usage.json")
     settings: HermesSettings
 

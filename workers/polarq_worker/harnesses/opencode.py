@@ -54,6 +54,7 @@ class OpenCodeHarness(Preset):
     settings_class: ClassVar[type[PresetSettings]] = OpenCodeSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
     takes_skills: ClassVar[bool] = True
+    turn_limit: ClassVar[str] = "max_steps"
     kept: ClassVar[tuple[str, ...]] = ("data/opencode",)
     settings: OpenCodeSettings
 
