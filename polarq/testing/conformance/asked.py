@@ -95,9 +95,9 @@ class Asked:
         done(ran, [*turns, *self._bench.scenario.turns], expected)
         first = _text(ran.whole[0])
         if brought.SKILL not in first or brought.DESCRIPTION not in first:
-            raise Broken("the skill's name and description are not in the first request")
-        if untold := [file for file in _files(turns) if file not in first]:
-            raise Broken(f"the model is not told where the skill lies ({untold[0]})")
+            raise Broken(f"the skill's name and description are not in the first request: {_around(first)}")
+        if untold := [file for file in _files(turns) if not _told(file, first)]:
+            raise Broken(f"the model is not told that the skill is {untold[0]}: {_around(first)}")
         if brought.SEALED in first:
             raise Broken("the skill's whole text is in the first request: nothing has to be read")
         if brought.SEALED not in _text(ran.whole[len(turns)]):
@@ -174,11 +174,17 @@ def _newest(call: Completion) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
+def _around(text: str) -> str:
+    """What a request says about the skill, for a finding."""
+    at = text.find(brought.SKILL)
+    return "no word of it" if at < 0 else " ".join(text[max(at - 150, 0) : at + 250].split())
+
+
+def _told(file: str, text: str) -> bool:
+    """By its path, or by that of all skills and the rest apart."""
+    folder = file.removesuffix(f"/{brought.SKILL}/SKILL.md")
+    return file in text or (folder in text and f"{brought.SKILL}/SKILL.md" in text)
+
+
 def _files(turns: Sequence[Turn]) -> list[str]:
-    return [
-        file
-        for turn in turns
-        for call in turn.tool_calls
-        for text in _texts(call.arguments)
-        for file in _FILE.findall(text)
-    ]
+    return [file for turn in turns for text in _texts(turn.model_dump()) for file in _FILE.findall(text)]

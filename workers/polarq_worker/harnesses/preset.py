@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from polarq.contracts.artifacts import ArtifactSpec
 from polarq.contracts.base import Contract
-from polarq.contracts.rollout import HarnessReport, StepReport
+from polarq.contracts.rollout import Boundary, HarnessReport, StepReport
 from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.specs import SAMPLING_PARAMETERS, AgentSpec, McpServerSpec, PrepareAction
 from polarq.errors import HarnessFault, InvalidTask
@@ -155,7 +155,16 @@ class Preset(Harness):
         return {**program, **await self.results(runtime, context, steps)}
 
     def judge(self, report: HarnessReport, seen: CallsSeen) -> Verdict | None:
-        return verdict_of(report, seen)
+        return verdict_of(report, seen) or self._at_its_limit(report, seen)
+
+    def _at_its_limit(self, report: HarnessReport, seen: CallsSeen) -> Verdict | None:
+        """Some programs say by their exit code, and by nothing else, that they stopped where they were told to."""
+        limit = getattr(self.settings, self.turn_limit) if self.turn_limit else None
+        step = report.steps[-1] if report.steps else None
+        if not limit or seen.sampled < limit or seen.problem or step is None or step.exit_code in {None, 0}:
+            return None
+        ended = f"the harness ended with exit code {step.exit_code}"
+        return Verdict(Boundary.HARNESS, "turn_limit", f"it stopped at its limit ({self.turn_limit}: {limit}); {ended}")
 
     # --- what a task may ask
 
