@@ -17,7 +17,7 @@ from polarq.testing.conformance import brought
 from polarq.testing.conformance.bench import Bench, Ran
 from polarq.testing.conformance.found import Broken, done, ended, recorded_what_was_sampled, solved, steps
 from polarq.testing.conformance.mcp_server import TOOL
-from polarq.testing.conformance.scenario import Expected
+from polarq.testing.conformance.scenario import LIMIT, Expected
 from polarq.testing.inference.scenario import Turn
 
 Run = Callable[..., Ran]
@@ -28,8 +28,6 @@ SAMPLING = {"temperature": 0.25, "top_p": 0.75, "seed": 11}
 """Of the task."""
 OWN = 0.5
 """The temperature that the program itself is told to ask for."""
-CALLS = 2
-"""The limit."""
 _FILE = re.compile(r"[^\s\"'`<>()]+/SKILL\.md")
 
 
@@ -109,16 +107,22 @@ class Asked:
     def limits(self, expected: Expected) -> str:
         limit = self._bench.preset.turn_limit
         if limit:
-            ran = self._run("limits", "endless", agent={"settings": {limit: CALLS}})
+            ran = self._run("limits", "endless", agent={"settings": {limit: LIMIT}})
             state, boundary = _ending(expected.reason or "ok")
             ended(ran, state, boundary, expected.reason or "ok")
         else:
-            refused = self._refused("no-limits", "model.max_calls", {"settings": {"max_turns": CALLS}})
-            ran = self._run("limits", "endless", model={"max_calls": CALLS})
+            refused = self._refused("no-limits", "model.max_calls", {"settings": {"max_turns": LIMIT}})
+            ran = self._run("limits", "endless", model={"max_calls": LIMIT})
             ended(ran, RolloutState.FAILED, Boundary.HARNESS, expected.reason or "call_limit")
         solved(ran)
-        steps(ran, range(CALLS), expected)
+        steps(ran, range(LIMIT), expected)
         recorded_what_was_sampled(ran)
+        last_word = self._bench.scenario.last_word
+        told = [number for number, call in enumerate(ran.whole, 1) if last_word in _text(call)]
+        if last_word and told != [len(ran.whole)]:
+            raise Broken(
+                f"'{last_word}' stands in requests {told or 'none'} of {len(ran.whole)}, not in the last alone"
+            )
         return "" if limit else refused
 
     # --- sampling, and the model's name

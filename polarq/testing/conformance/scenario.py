@@ -96,6 +96,9 @@ class ProgramScenario(Contract):
     turns: tuple[Turn, ...] = Field(min_length=2)
     mcp: tuple[Turn, ...] = ()
     skill: tuple[Turn, ...] = ()
+    last_word: str = ""
+    """What the program tells the model in the last request at its limit of turns, where it asks for a closing answer
+    and does not just stop (`expect.limits.calls`: the requests, that one among them)."""
     sampling: dict[str, Any] = {}
     """Settings that ask for a temperature of 0.5, where the preset has no `temperature`."""
     before: int = Field(0, ge=0)
@@ -137,6 +140,13 @@ class ProgramScenario(Contract):
         """What the model says to read a task's skill."""
         return [used(turn, SKILL) for turn in self.skill]
 
+    def _endless(self) -> list[Turn]:
+        """A model that acts for ever, unless it is asked to close."""
+        if not self.last_word:
+            return [self.turns[0]]
+        calls = self.expected("limits").calls or LIMIT
+        return [*[self.turns[0]] * (calls - 1), Turn(content="That is all for now.")]
+
     def scenario(self) -> Scenario:
         """The scripts of all checks: a task asks for one by `[script: NAME]`."""
         made_up = (Turn(content="Never asked for."),) * self.before
@@ -156,7 +166,7 @@ class ProgramScenario(Contract):
                 ends("busy", HttpStatus(kind="http_status", status=429, retry_after_s=1, times=1)),
                 ends("cut", CutAfterTokens(kind="cut_after_tokens", after_tokens=CUT_TOKENS, times=1)),
                 ends("hang", Hang(kind="hang", after_tokens=2)),
-                Script(name="endless", turns=(*made_up, self.turns[0])),
+                Script(name="endless", turns=(*made_up, *self._endless())),
                 Script(name="mcp", turns=(*made_up, *self.calls("stdio"), *self.turns)),
                 Script(name="sse", turns=(*made_up, *self.calls("sse"), *self.turns)),
                 Script(name="streamable-http", turns=(*made_up, *self.calls("streamable-http"), *self.turns)),
@@ -166,6 +176,8 @@ class ProgramScenario(Contract):
 
 
 CUT_TOKENS = 3
+LIMIT = 2
+"""Turns that a program is to stop after."""
 
 
 def shipped() -> tuple[str, ...]:

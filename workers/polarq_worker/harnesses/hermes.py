@@ -31,8 +31,13 @@ MODES = {
 }
 """Hermes's name for a dialect, and what its address ends in."""
 PROVIDER = "custom:polarq"
-FRESH = {"memory": {"memory_enabled": False, "user_profile_enabled": False}}
-"""Nothing is learnt from one rollout to the next, unless a task's `config` says so."""
+FRESH = {
+    "memory": {"memory_enabled": False, "user_profile_enabled": False},
+    "skills": {"creation_nudge_interval": 0},
+    "curator": {"enabled": False},
+}
+"""Nothing is learnt from one rollout to the next, unless a task's `config` says so: after ten steps the program would
+look back over them, in model calls beside the task."""
 RUN = """\
 import sys
 from pathlib import Path
