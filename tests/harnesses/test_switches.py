@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -83,7 +83,12 @@ SWITCHES: dict[str, dict[str, Any]] = {
     },
     "openclaw": {"memory.search.enabled": False, "telemetry.enabled": False, "update.checkOnStart": False},
 }
-READERS = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load, "yml": yaml.safe_load}
+READERS: dict[str, Callable[[str], Any]] = {
+    "json": json.loads,
+    "toml": tomllib.loads,
+    "yaml": yaml.safe_load,
+    "yml": yaml.safe_load,
+}
 
 
 def flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
