@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,7 +106,8 @@ def check(
             found.append(one)
             broken += not one["ok"]
             if not as_json:
-                verdict = ("ok    ", "green") if one["ok"] else ("BROKEN", "red")
+                word = "refused" if one["refused"] else "ok" if one["ok"] else "BROKEN"
+                verdict = (f"{word:<7}", "green" if one["ok"] else "red")
                 screen.say(verdict, "  ", f"{one['dialect']}  ", (one["check"], "bold"), "  ", shown(one["detail"]))
                 screen.file.flush()
     if as_json:
@@ -130,7 +129,7 @@ def _checked(
     interrupts: Interrupts,
 ) -> Generator[dict[str, Any], None, None]:
     try:
-        from polarq.testing.conformance import bench, checks, scenario
+        from polarq.testing.conformance import bench, checks, scenario, table
         from polarq.testing.stack import PartDidNotStart
     except ModuleNotFoundError as exc:
         raise Unusable(f"checking needs '{exc.name}': pip install 'polarq[demo]'") from exc
@@ -148,13 +147,11 @@ def _checked(
         settings = {**told.agent.get("settings", {}), "version": version, "untested_version": True}
         told = told.model_copy(update={"agent": {**told.agent, "settings": settings}})
     runtime = {"backend": backend, **({"image": image} if image else {})}
-    today = datetime.now(UTC).date().isoformat()
     for one in spoken:
         try:
             with bench.Bench(told, one, runtime, cache=cache or bench.default_cache(), held=interrupts.held) as here:
                 for finding in checks.Suite(here).run(wanted):
-                    where = {"harness": name, "dialect": one, "backend": backend}
-                    yield {**where, **asdict(finding), "date": today}
+                    yield table.told(finding, harness=name, dialect=one, backend=backend)
         except PartDidNotStart as exc:  # whose log is gone with its folder
             complain(str(exc.args[0]), exc.last_lines)
             raise typer.Exit(ExitCode.FAILED) from None
@@ -189,6 +186,7 @@ def _told(name: str, *, whole: bool = False) -> dict[str, Any]:
         "package": f"{program.package} ({program.kind})",
         "mcp servers": sorted(found.mcp_transports) or "none",
         "skills": "yes" if found.takes_skills else "no",
+        "limit of turns": f"agent.settings.{found.turn_limit}" if found.turn_limit else "none (model.max_calls)",
         "kept files": list(found.kept),
         "settings": dict(_settings(found.settings_class)),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from polarq.client.agents import check_agent
 from polarq.client.deployment import Deployment, TaskSource
 from polarq.client.limits import Judge, check_fits
 from polarq.client.reading import record_of
@@ -37,6 +38,7 @@ def submit(at: Deployment, source: TaskSource, celery_id: str | None) -> Steps[S
     nodes = yield from all_nodes(calls)
     rules = yield from ask(rules_said(calls.keys))
     try:
+        check_agent(task.agent)
         queues = choose_queues(task, nodes, at.topology, judge=Judge(task, at.topology, rules))
     except InvalidTask:
         # What the ledger has taken is the same task again, whatever has become of nodes and rules since.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ from packaging.specifiers import SpecifierSet
 from polarq import bubblewrap
 from polarq.registry import plugin
 from polarq.testing.conformance.bench import Bench, default_cache
-from polarq.testing.conformance.checks import CHECKS, Finding, Suite
+from polarq.testing.conformance.checks import CHECKS, Suite
+from polarq.testing.conformance.found import Finding
 from polarq.testing.conformance.scenario import CheckName, load, shipped
-from polarq.testing.conformance.table import write
+from polarq.testing.conformance.table import told, write
 from polarq_worker.harnesses.programs.program import Program, PythonProgram
 
 from ..needs import not_here
@@ -83,9 +83,4 @@ def test_the_program(suite: tuple[Case, Suite], check: CheckName) -> None:
 def _keep(case: Case, finding: Finding) -> None:
     if folder := os.environ.get("HARNESS_RESULTS"):
         harness, dialect, backend = case
-        told = {"harness": harness, "dialect": dialect, "backend": backend, "check": finding.check}
-        today = datetime.now(UTC).date().isoformat()
-        write(
-            Path(folder),
-            [{**told, "ok": finding.ok, "detail": finding.detail, "version": finding.version, "date": today}],
-        )
+        write(Path(folder), [told(finding, harness=harness, dialect=dialect, backend=backend)])

@@ -122,10 +122,12 @@ def test_a_preset_of_another_package_is_listed_shown_and_checked(outside: dict[s
     assert (shown["version"], shown["supported"]) == ("1.2.0", ">=1.1,<1.3")
     assert shown["settings"]["max_turns"] == "int = 50"
     # It exits with 0 after a call that was refused or failed: that is told from success all the same.
-    wanted = ("works", "continues", "model_error", "overflow", "busy")
+    wanted = ("works", "continues", "model_error", "overflow", "busy", "mcp", "skills", "limits")
     checked = polarq("check", "pocket", *(word for name in wanted for word in ("--only", name)))
     found = {one["check"]: one for one in checked["findings"]}
-    assert {name for name in wanted if found[name]["ok"]} == {"works", "continues", "model_error", "overflow"}, found
+    assert {name for name in wanted if not found[name]["ok"]} == {"busy"}, found
+    assert {name for name in wanted if found[name]["refused"]} == {"mcp", "skills"}
+    assert found["skills"]["detail"] == "skills_path: Pocket Agent has no skills; leave it out"
     assert "failed/model/model_failed" in found["busy"]["detail"], "it does not try again"
     assert found["works"]["version"] == "1.2.0"
 

@@ -21,7 +21,7 @@ from polarq.testing.conformance.scenario import load, shipped
 from polarq_worker.harnesses.claude_code import ClaudeCodeHarness
 from polarq_worker.harnesses.codex import CodexHarness
 from polarq_worker.harnesses.configs import as_json, as_toml, as_yaml
-from polarq_worker.harnesses.preset import Preset
+from polarq_worker.harnesses.preset import LIMITS, Preset
 from polarq_worker.harnesses.programs.program import PythonSource
 from polarq_worker.harnesses.verdicts import CallsSeen, verdict_of
 from polarq_worker.runtimes.local import LocalRuntime
@@ -91,6 +91,18 @@ def test_what_a_program_cannot_be_told_is_refused_in_one_line(name: str) -> None
     if not preset.takes_skills:
         with pytest.raises(InvalidTask, match=r"skills_path: .* has no skills"):
             made(name, skills_path="/skills")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_limit_of_turns_that_the_program_has_not_is_refused_with_what_to_set(name: str) -> None:
+    preset = plugin("harnesses", name)
+    known = set(preset.settings_class.model_fields) & LIMITS
+    assert known == ({preset.turn_limit} if preset.turn_limit else set())
+    says = f"its limit is {preset.turn_limit}" if preset.turn_limit else "set the task's model.max_calls"
+    for word in sorted(LIMITS - known):
+        with pytest.raises(InvalidTask) as refused:
+            made(name, settings={word: 2})
+        assert refused.value.problems == (f"{word}: {preset.title} cannot be told; {says}",)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -177,9 +189,9 @@ def test_claude_code_is_told_of_model_servers_and_limits_by_options_and_variable
     preset = ClaudeCodeHarness(AgentSpec.parse(spec))
     [(path, data)] = preset.files(context).items()
     assert json.loads(data)["mcpServers"] == {
-        "files": {"command": "files-server", "args": ["--root", "/x y"]},
-        "far": {"type": "http", "url": "http://127.0.0.1:9/mcp"},
-        "old": {"type": "sse", "url": "http://127.0.0.1:9/sse"},
+        "files": {"command": "files-server", "args": ["--root", "/x y"], "alwaysLoad": True},
+        "far": {"type": "http", "url": "http://127.0.0.1:9/mcp", "alwaysLoad": True},
+        "old": {"type": "sse", "url": "http://127.0.0.1:9/sse", "alwaysLoad": True},
     }
     (step,) = preset.steps(context)
     assert {"--model=--model", "--max-turns=7", "--allowed-tools=Bash(git *),Edit", f"--mcp-config={path}"} <= set(
@@ -271,3 +283,27 @@ def test_what_an_exit_code_comes_to_with_what_the_proxy_saw(
 def test_who_ran_out_of_time_has_no_other_verdict() -> None:
     seen = CallsSeen.of([], GrantUse(last_problem=OVERFLOW, last_problem_seq=1))
     assert verdict_of(ended(None, ExecKind.TIMED_OUT), seen) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "calls", "problem", "reason"),
+    [
+        (1, 2, "", "agent_limit"),
+        (1, 1, "", None),
+        (0, 2, "", None),
+        (1, 2, "engine_fault: broke off", None),
+        (1, 2, OVERFLOW, "context_overflow"),
+    ],
+)
+def test_a_program_that_stops_where_it_was_told_to_is_told_from_one_that_failed(
+    code: int, calls: int, problem: str, reason: str | None
+) -> None:
+    seen = CallsSeen.of(list(map(call, range(calls))), GrantUse(last_problem=problem, last_problem_seq=calls))
+    verdict = made("hermes", settings={"max_turns": 2}).judge(ended(code), seen)
+    assert (verdict.reason if verdict else None) == reason
+    if reason == "agent_limit":
+        assert verdict is not None
+        words = "the agent stopped at a limit of its own (max_turns: 2); the harness ended with exit code 1"
+        assert verdict.message == words
+    unlimited = made("hermes").judge(ended(code), seen)
+    assert (unlimited.reason if unlimited else None) == (None if reason == "agent_limit" else reason)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from polarq.contracts import Boundary, ExecKind, RolloutResult, RolloutState
-from polarq.errors import InvalidTask
+from polarq.errors import InvalidTask, TaskNotFound
 from polarq.testing.stack import LocalStack
 from tests.needs import not_here
 from tests.worker.conftest import ask, commands_with, shell_task
@@ -117,6 +117,19 @@ def test_what_is_not_there_is_named_before_a_sandbox_is_made(
 def test_a_kind_of_sandbox_that_no_node_has_is_refused_at_submit(stack: LocalStack) -> None:
     with pytest.raises(InvalidTask, match=r"runtime.backend: no node has 'no_such' \(installed: .*local"):
         stack.client.submit(shell_task("fault-no-sandbox", "true", runtime={"backend": "no_such"}))
+
+
+def test_what_an_agent_program_does_not_support_is_refused_at_submit(stack: LocalStack) -> None:
+    agent = {"harness": "aider", "skills_path": "/skills", "mcp_servers": [{"name": "x", "command": "x"}]}
+    task = {**shell_task("fault-unsupported", "true"), "agent": agent}
+    with pytest.raises(InvalidTask) as refused:
+        stack.client.submit(task)
+    assert refused.value.problems == (
+        "mcp_servers: Aider takes no server of transport 'stdio' (x); it takes: none",
+        "skills_path: Aider has no skills; leave it out",
+    )
+    with pytest.raises(TaskNotFound):
+        stack.client.head("fault-unsupported")
 
 
 def test_a_failing_prepare_action_names_itself(stack: LocalStack) -> None:

@@ -22,7 +22,10 @@ from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.task import Task
 from polarq.errors import PolarqError
 from polarq.ledger.connection import AsyncLedger
+from polarq.registry import plugin
 from polarq.store.completions import read_completions
+from polarq.testing.conformance import brought
+from polarq.testing.conformance.mcp_server import Web
 from polarq.testing.conformance.scenario import ENOUGH_TOKENS, ProgramScenario
 from polarq.testing.stack import LocalStack
 
@@ -84,6 +87,8 @@ class Bench:
     ) -> None:
         self.scenario = scenario.of_dialect(dialect)
         self.dialect = dialect
+        self.preset: Any = plugin("harnesses", scenario.harness)
+        """The preset's class."""
         self._runtime = dict(runtime)
         self._node = dict(node or {})
         self._state = cache / f"{self._runtime.get('backend', 'local')}-{scenario.harness}"
@@ -97,6 +102,7 @@ class Bench:
                 undo.callback(shutil.rmtree, home, ignore_errors=True)
             undo.enter_context(alone_in(self._state))
             self.stack = undo.enter_context(self._stack(home))
+            self._web = undo.enter_context(Web())
             undo.callback(self._cancel_open)
             # One for all questions: each new one would read the certificates of the machine again.
             self._inference = undo.enter_context(
@@ -124,9 +130,20 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         self._undo.close()
 
-    def task(self, name: str, script: str, agent_s: float | None = None, **more: Any) -> Task:
-        agent = {**self.scenario.agent, "harness": self.scenario.harness}
-        agent["settings"] = {**agent.get("settings", {}), "dialect": self.dialect}
+    def task(
+        self,
+        name: str,
+        script: str,
+        agent_s: float | None = None,
+        *,
+        agent: Mapping[str, Any] | None = None,
+        online: bool = False,
+        **more: Any,
+    ) -> Task:
+        """A task that the model answers by a script. `agent` is more of its agent; `online` lets its sandbox reach what
+        listens on this machine."""
+        own, asked = self.scenario.agent, agent or {}
+        settings = {**own.get("settings", {}), **asked.get("settings", {}), "dialect": self.dialect}
         prepare = {"type": "exec", "command": f"mkdir -p {REPO} && cd {REPO} && git init -q"}
         runtime = {**self._runtime, **self.scenario.runtime}
         test = f'[ "$(cat hello.txt)" = hello ] && echo "PASSED {TEST_ID}" || echo "FAILED {TEST_ID}"'
@@ -134,12 +151,13 @@ class Bench:
             {
                 "task_id": name,
                 "instruction": INSTRUCTION.format(script=script),
-                "agent": agent,
+                "agent": {**own, **asked, "harness": self.scenario.harness, "settings": settings},
                 "runtime": {
                     "network_policy": "proxy-only",
                     "workdir": REPO,
                     **runtime,
-                    "prepare": [prepare, *runtime.get("prepare", [])],
+                    **(self._online() if online else {}),
+                    "prepare": [prepare, brought.prepared(), *runtime.get("prepare", [])],
                 },
                 "evaluator": {
                     "strategy": "test_on_output",
@@ -155,6 +173,16 @@ class Bench:
                 **more,
             }
         )
+
+    def _online(self) -> dict[str, str]:
+        network = {"network": "host"} if self._runtime.get("backend") == "docker" else {}
+        return {"network_policy": "full", **network}
+
+    def mcp_server(self, transport: str) -> dict[str, Any]:
+        """A task's entry for the server, over that transport."""
+        if transport == "stdio":
+            return brought.by_stdio()
+        return {"name": brought.SERVERS[transport], "transport": transport, "url": self._web.url(transport)}
 
     def submit(self, task: Task) -> None:
         self._open.add(task.task_id)

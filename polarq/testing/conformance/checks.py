@@ -12,20 +12,26 @@
 | cut | breaks off at the second answer, once | completed after a retry; what was cut is marked |
 | cancelled | falls silent at the second call | cancelled, with what was sampled |
 | timed_out | falls silent at the second call | timed out, scored, with the program's own files |
+| mcp, mcp_http | calls a tool of the task's MCP server | it was offered; its result is in the next request |
+| skills | reads the task's skill | its description was in the first request; then its text is in the next |
+| limits | never ends | over after two calls, as the program is told; else as `model.max_calls` says |
+| sampling | answers | the task's sampling reached the engine, and so did the program's own; the model's name too |
 
 In all of them: what was recorded is what was sampled; and but for the first rollout, nothing is installed any more.
+What a program does not support has to be refused when the task is submitted, in one line that says so: that is what the
+check then finds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, get_args
 
 from polarq.contracts.rollout import Boundary, RolloutState
-from polarq.errors import PolarqError
+from polarq.testing.conformance.asked import Asked
 from polarq.testing.conformance.bench import Bench, Ran
+from polarq.testing.conformance.found import Broken, Finding, done, ended, recorded_what_was_sampled, solved, steps
 from polarq.testing.conformance.scenario import CheckName, Expected
 
 CHECKS: tuple[CheckName, ...] = get_args(CheckName)
@@ -37,21 +43,6 @@ PATIENCE_S = 10.0
 """Beside three times what the plain task took here: the budget in which the first turn must be over."""
 
 
-class Broken(PolarqError):
-    """A check does not hold; the message says what was found."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """How one check came out."""
-
-    check: CheckName
-    ok: bool
-    detail: str = ""
-    """What broke, or how it differs from most programs; blank: nothing to say."""
-    version: str = ""
-
-
 class Suite:
     """All checks of one bench, which has been started."""
 
@@ -60,7 +51,8 @@ class Suite:
         self._plain: Ran | None = None
         self.version = ""
         """Of the program that was run, once it was."""
-        self._looks: Mapping[CheckName, Callable[[Expected], None]] = {
+        asked = Asked(bench, self._run)
+        self._looks: Mapping[CheckName, Callable[[Expected], str | None]] = {
             "works": self._works,
             "unstreamed": self._unstreamed,
             "continues": self._continues,
@@ -72,6 +64,11 @@ class Suite:
             "cut": self._cut,
             "cancelled": self._cancelled,
             "timed_out": self._timed_out,
+            "mcp": asked.mcp,
+            "mcp_http": asked.mcp_http,
+            "skills": asked.skills,
+            "limits": asked.limits,
+            "sampling": asked.sampling,
         }
 
     def run(self, wanted: Collection[CheckName] = CHECKS) -> Iterator[Finding]:
@@ -84,9 +81,11 @@ class Suite:
         if expected.skip:
             return Finding(check, True, f"nothing of the kind: {expected.why}", self.version)
         try:
-            self._looks[check](expected)
+            refused = self._looks[check](expected)
         except Broken as exc:
             return Finding(check, False, str(exc), self.version)
+        if refused:
+            return Finding(check, True, refused, self.version, refused=True)
         return Finding(check, True, expected.why, self.version)
 
     def _run(self, name: str, script: str, agent_s: float | None = None, **more: Any) -> Ran:
@@ -111,18 +110,11 @@ class Suite:
         return self._plain
 
     def _works(self, expected: Expected) -> None:
-        self._done(self.plain, expected)
+        done(self.plain, self._bench.scenario.turns, expected)
 
     def _unstreamed(self, expected: Expected) -> None:
-        self._done(self._run("unstreamed", "works", model={"stream": False}), expected)
-
-    def _done(self, ran: Ran, expected: Expected) -> None:
-        _ended(ran, RolloutState.COMPLETED, Boundary.NONE, expected.reason or "ok")
-        _solved(ran)
-        _steps(ran, self._bench.scenario.turns, expected)
-        _recorded_what_was_sampled(ran)
-        if not ran.result.outcome.trainable:
-            raise Broken("the rollout is not trainable")
+        ran = self._run("unstreamed", "works", model={"stream": False})
+        done(ran, self._bench.scenario.turns, expected)
 
     def _continues(self, expected: Expected) -> None:
         if len(self.plain.whole) < 2:
@@ -152,7 +144,7 @@ class Suite:
 
     def _model_error(self, expected: Expected) -> None:
         ran = self._run("model_error", "model_error")
-        _ended(ran, RolloutState.FAILED, Boundary.MODEL, expected.reason or "model_failed")
+        ended(ran, RolloutState.FAILED, Boundary.MODEL, expected.reason or "model_failed")
         if ran.result.reward is not None:
             raise Broken(f"a model that fails was rewarded: {ran.result.reward.outcome}")
         if ran.recorded:
@@ -161,12 +153,12 @@ class Suite:
     def _overflow(self, expected: Expected) -> None:
         ran = self._run("overflow", "overflow")
         if expected.reason == "ok":
-            _ended(ran, RolloutState.COMPLETED, Boundary.NONE, "ok")
+            ended(ran, RolloutState.COMPLETED, Boundary.NONE, "ok")
         else:
-            _ended(ran, RolloutState.FAILED, Boundary.HARNESS, expected.reason or "context_overflow")
-        _solved(ran)
-        _steps(ran, self._bench.scenario.turns[:-1], expected)
-        _recorded_what_was_sampled(ran)
+            ended(ran, RolloutState.FAILED, Boundary.HARNESS, expected.reason or "context_overflow")
+        solved(ran)
+        steps(ran, self._bench.scenario.turns[:-1], expected)
+        recorded_what_was_sampled(ran)
 
     def _busy(self, expected: Expected) -> None:
         self._recovered(self._run("busy", "busy"), expected)
@@ -177,65 +169,28 @@ class Suite:
     def _recovered(self, ran: Ran, expected: Expected) -> None:
         """After a retry; or, where the program gives up at once, it is the model's fault."""
         if expected.reason in {None, "ok"}:
-            self._done(ran, expected)
+            done(ran, self._bench.scenario.turns, expected)
             return
-        _ended(ran, RolloutState.FAILED, Boundary.MODEL, expected.reason or "")
+        ended(ran, RolloutState.FAILED, Boundary.MODEL, expected.reason or "")
         if ran.result.reward is not None:
             raise Broken("a model that failed was rewarded")
-        _steps(ran, self._bench.scenario.turns[:-1], expected)
-        _recorded_what_was_sampled(ran)
+        steps(ran, self._bench.scenario.turns[:-1], expected)
+        recorded_what_was_sampled(ran)
 
     def _cancelled(self, expected: Expected) -> None:
         self._bench.submit(self._bench.task("cancelled", "hang"))
         self._bench.cancel_at("cancelled", tokens=1)
         ran = self._ended("cancelled")
-        _ended(ran, RolloutState.CANCELLED, Boundary.CONTROL, expected.reason or "cancelled")
-        _steps(ran, self._bench.scenario.turns[:-1], expected)
-        _recorded_what_was_sampled(ran)
+        ended(ran, RolloutState.CANCELLED, Boundary.CONTROL, expected.reason or "cancelled")
+        steps(ran, self._bench.scenario.turns[:-1], expected)
+        recorded_what_was_sampled(ran)
 
     def _timed_out(self, expected: Expected) -> None:
         ran = self._run("timed_out", "hang", PATIENCE_S + 3 * (self.plain.result.timing.agent_s or 0.0))
-        _ended(ran, RolloutState.TIMED_OUT, Boundary.HARNESS, expected.reason or "agent_timeout")
-        _solved(ran)
-        _steps(ran, self._bench.scenario.turns[:-1], expected)
-        _recorded_what_was_sampled(ran)
+        ended(ran, RolloutState.TIMED_OUT, Boundary.HARNESS, expected.reason or "agent_timeout")
+        solved(ran)
+        steps(ran, self._bench.scenario.turns[:-1], expected)
+        recorded_what_was_sampled(ran)
         files = [one.name for one in ran.result.artifacts if one.where]
         if all(name.startswith(OF_POLARQ) for name in files):
             raise Broken(f"of the program's own files nothing came back, only {', '.join(files) or 'nothing at all'}")
-
-
-def _ended(ran: Ran, state: RolloutState, boundary: Boundary, reason: str) -> None:
-    outcome = ran.result.outcome
-    if (outcome.state, outcome.boundary, outcome.reason) != (state, boundary, reason):
-        raise Broken(
-            f"it ended as {outcome.state}/{outcome.boundary}/{outcome.reason}, not {state}/{boundary}/{reason}:"
-            f" {outcome.message}"
-        )
-
-
-def _solved(ran: Ran) -> None:
-    reward = ran.result.reward
-    if reward is None or reward.outcome != 1.0:
-        raise Broken(f"the work tree is not solved: {'no reward' if reward is None else reward.outcome}")
-
-
-def _steps(ran: Ran, turns: Collection[object], expected: Expected) -> None:
-    want = len(turns) if expected.calls is None else expected.calls
-    if len(ran.whole) != want:
-        raise Broken(f"{len(ran.whole)} whole steps of the task are recorded, not {want}")
-
-
-def _recorded_what_was_sampled(ran: Ran) -> None:
-    """Each sampled answer that reached the proxy is recorded once, with its ids; of a broken one, as far as it came."""
-    by_id = {call["request_id"].rpartition("-")[2]: call for call in ran.sampled if call["sampled_ids"]}
-    for call in ran.recorded:
-        if not call.sampled_ids:
-            continue
-        truth = by_id.pop(call.completion_id, None)
-        if truth is None:
-            raise Broken(f"call {call.seq} is recorded, and was not sampled")
-        ids = truth["sampled_ids"]
-        if call.sampled_ids != (ids[: len(call.sampled_ids)] if call.incomplete else ids):
-            raise Broken(f"call {call.seq} is recorded with other ids than were sampled")
-    if lost := [call for call in by_id.values() if call["delivered"]]:
-        raise Broken(f"{len(lost)} answers were sampled and delivered, and are not recorded")

@@ -8,7 +8,15 @@
     expect:                                      # where it does otherwise than most
       cut: {reason: model_failed, why: it gives up at a stream that broke off}
 
-`{dialect}: {turns: ...}` below `dialects` replaces the turns for one of several dialects.
+`{dialect}: {turns: ...}` below `dialects` replaces the turns for one of several dialects. What a task brings is used as
+this program uses it:
+
+    mcp:                                         # how the model calls a tool of an MCP server
+      - tool_calls: [{name: mcp__NAME__TOOL, arguments: {word: WORD}}]
+    skill:                                       # how it reads a skill
+      - tool_calls: [{name: exec_command, arguments: {cmd: cat .../skills/NAME/SKILL.md}}]
+
+There NAME stands for the server or the skill, TOOL for the server's tool, WORD for what is asked of it.
 """
 
 from __future__ import annotations
@@ -24,6 +32,7 @@ from pydantic import Field, model_validator
 from polarq.contracts.base import Contract
 from polarq.contracts.completion import SideKind
 from polarq.errors import InvalidInput, PolarqError
+from polarq.testing.conformance.brought import SERVERS, SKILL, used
 from polarq.testing.inference.faults import CutAfterTokens, Fault, Hang, HttpStatus
 from polarq.testing.inference.scenario import Scenario, Script, Turn
 
@@ -39,6 +48,11 @@ CheckName = Literal[
     "cut",
     "cancelled",
     "timed_out",
+    "mcp",
+    "mcp_http",
+    "skills",
+    "limits",
+    "sampling",
 ]
 ENOUGH_TOKENS = 200_000
 """The scripted model's context: first requests of some programs have 30,000 tokens."""
@@ -66,6 +80,7 @@ class DialectScript(Contract):
 
     agent: dict[str, Any] = {}
     turns: tuple[Turn, ...] | None = None
+    mcp: tuple[Turn, ...] | None = None
     expect: dict[CheckName, Expected] = {}
 
 
@@ -77,6 +92,13 @@ class ProgramScenario(Contract):
     """Why polarq's own tests do not run it; empty: they do."""
     agent: dict[str, Any] = {}
     turns: tuple[Turn, ...] = Field(min_length=2)
+    mcp: tuple[Turn, ...] = ()
+    skill: tuple[Turn, ...] = ()
+    last_word: str = ""
+    """What the program tells the model in the last request at its limit of turns, where it asks for a closing answer
+    and does not just stop (`expect.limits.calls`: the requests, that one among them)."""
+    sampling: dict[str, Any] = {}
+    """Settings that ask for a temperature of 0.5, where the preset has no `temperature`."""
     before: int = Field(0, ge=0)
     """Answers of a model that the program makes up and puts before the first one (examples in its prompt)."""
     dialects: dict[str, DialectScript] = {}
@@ -100,11 +122,28 @@ class ProgramScenario(Contract):
         own = self.dialects.get(dialect, DialectScript())
         settings = {**self.agent.get("settings", {}), **own.agent.get("settings", {})}
         agent = {**self.agent, **own.agent, **({"settings": settings} if settings else {})}
-        turns = self.turns if own.turns is None else own.turns
-        return self.model_copy(update={"agent": agent, "turns": turns, "expect": {**self.expect, **own.expect}})
+        given = {"turns": own.turns, "mcp": own.mcp}
+        said = {key: turns for key, turns in given.items() if turns is not None}
+        return self.model_copy(update={"agent": agent, **said, "expect": {**self.expect, **own.expect}})
 
     def expected(self, check: CheckName) -> Expected:
         return self.expect.get(check, Expected())
+
+    def calls(self, transport: str) -> list[Turn]:
+        """What the model says to call the tool of a task's MCP server."""
+        return [used(turn, SERVERS[transport]) for turn in self.mcp]
+
+    @property
+    def reads(self) -> list[Turn]:
+        """What the model says to read a task's skill."""
+        return [used(turn, SKILL) for turn in self.skill]
+
+    def _endless(self) -> list[Turn]:
+        """A model that acts for ever, unless it is asked to close."""
+        if not self.last_word:
+            return [self.turns[0]]
+        calls = self.expected("limits").calls or LIMIT
+        return [*[self.turns[0]] * (calls - 1), Turn(content="That is all for now.")]
 
     def scenario(self) -> Scenario:
         """The scripts of all checks: a task asks for one by `[script: NAME]`."""
@@ -125,11 +164,18 @@ class ProgramScenario(Contract):
                 ends("busy", HttpStatus(kind="http_status", status=429, retry_after_s=1, times=1)),
                 ends("cut", CutAfterTokens(kind="cut_after_tokens", after_tokens=CUT_TOKENS, times=1)),
                 ends("hang", Hang(kind="hang", after_tokens=2)),
+                Script(name="endless", turns=(*made_up, *self._endless())),
+                Script(name="mcp", turns=(*made_up, *self.calls("stdio"), *self.turns)),
+                Script(name="sse", turns=(*made_up, *self.calls("sse"), *self.turns)),
+                Script(name="streamable-http", turns=(*made_up, *self.calls("streamable-http"), *self.turns)),
+                Script(name="skills", turns=(*made_up, *self.reads, *self.turns)),
             ),
         )
 
 
 CUT_TOKENS = 3
+LIMIT = 2
+"""Turns that a program is to stop after."""
 
 
 def shipped() -> tuple[str, ...]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from polarq.registry import names, plugin
 from polarq.testing.conformance.checks import CHECKS
+from polarq.testing.conformance.found import Finding
 from polarq.testing.conformance.scenario import load, shipped
 
 HEAD = """# Agent programs
@@ -23,6 +25,21 @@ Each program below was installed at the version shown and run by polarq's confor
 
 This file is made by `make test-harnesses`; [how to add a program](adding-a-harness.md) is another page.
 """
+
+
+def told(finding: Finding, *, harness: str, dialect: str, backend: str) -> dict[str, Any]:
+    """A finding as it is written down, today's."""
+    return {
+        "harness": harness,
+        "dialect": dialect,
+        "backend": backend,
+        "check": finding.check,
+        "ok": finding.ok,
+        "refused": finding.refused,
+        "detail": finding.detail,
+        "version": finding.version,
+        "date": datetime.now(UTC).date().isoformat(),
+    }
 
 
 def write(folder: Path, findings: Sequence[Mapping[str, Any]]) -> None:
@@ -45,7 +62,7 @@ def page(folder: Path) -> str:
         cells = [newest["harness"], version, newest["dialect"], newest["backend"]]
         for check in CHECKS:
             finding = findings.get(check)
-            mark = "" if finding is None else "yes" if finding["ok"] else "**no**"
+            mark = "" if finding is None else _mark(finding)
             if finding is not None and finding["detail"]:
                 notes.append(
                     f"{newest['harness']} ({newest['dialect']}, {newest['backend']}), {check}: {finding['detail']}"
@@ -78,8 +95,13 @@ def _presets() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 
 LEGEND = """What the columns mean stands in `polarq/testing/conformance/checks.py`. An empty cell was not run. A note
-with `yes` says how the program differs from most; that is what the suite expects of it.
+with `yes` says how the program differs from most; that is what the suite expects of it. `refused`: the program does
+not support it, and a task that asks for it is refused when it is submitted, with that line.
 """
+
+
+def _mark(finding: Mapping[str, Any]) -> str:
+    return "refused" if finding.get("refused") else "yes" if finding["ok"] else "**no**"
 
 
 def _row(cells: Iterable[str]) -> str:

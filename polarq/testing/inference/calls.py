@@ -18,7 +18,7 @@ class SampledCall:
     those sampled until that moment. `hung_up` is set when it was the client (or the server's own stop). `delivered` is
     set when the whole answer was written to the connection. `request_digest` is the SHA-256 of the request's body:
     the same for requests that are byte for byte the same; `user` is the body's field of that name; `images` are the
-    SHA-256 sums of the pictures in its messages.
+    SHA-256 sums of the pictures in its messages, `sampling` what it asked of sampling, by the fields' names.
     """
 
     request_id: str
@@ -31,6 +31,7 @@ class SampledCall:
     request_digest: str = ""
     user: str | None = None
     images: tuple[str, ...] = ()
+    sampling: dict[str, Any] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
     sampled_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

@@ -8,7 +8,7 @@ import hmac
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -42,6 +42,7 @@ class Asker:
     digest: str = ""
     user: str | None = None
     images: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Engine:
@@ -77,7 +78,7 @@ class Engine:
         digest = hashlib.sha256(await request.read()).hexdigest()
         images = images_of(body.messages) if isinstance(body, ChatRequest) else ()
         session = session_of(request.headers, body.session_id)
-        return Asker(request_id, session, suffix or None, digest, body.user, images)
+        return Asker(request_id, session, suffix or None, digest, body.user, images, body.sampling)
 
     async def admit(self) -> None:
         """While the engine is paused, new requests queue (`keep`) or are refused, as vLLM 0.33 does it."""
@@ -225,6 +226,7 @@ class Engine:
             request_digest=asker.digest,
             user=asker.user,
             images=asker.images,
+            sampling=dict(asker.sampling),
         )
         self.prompt_tokens += len(prompt_ids)
         delay_s, rate = self._pace(selected)

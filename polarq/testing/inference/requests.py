@@ -37,6 +37,10 @@ class SamplingRequest(_Request):
     stream_interval: int = Field(1, ge=1)
     n: int = Field(1, ge=1, le=128)
     max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
@@ -50,6 +54,12 @@ class SamplingRequest(_Request):
     def stops(self) -> tuple[str, ...]:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(text for text in stop if text)
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """What of sampling it asks for; a scripted text is the same whatever that is."""
+        asked = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "seed")}
+        return {name: value for name, value in asked.items() if value is not None}
 
     @property
     def include_usage(self) -> bool:

@@ -57,6 +57,16 @@ async def test_an_answer_that_nobody_disturbs_is_delivered_and_not_aborted(serve
     assert [(call.aborted, call.delivered, call.finish_reason) for call in client.ledger] == [(False, True, "stop")] * 2
 
 
+async def test_what_a_request_asks_of_sampling_stands_in_the_ledger(serve: Serve) -> None:
+    client = await serve("echo")
+    asked = {"temperature": 0.25, "top_p": 0.75, "top_k": 3, "seed": 11}
+
+    await client.post("/v1/chat/completions", {**BODY, **asked})
+    await client.chat()
+
+    assert [call["sampling"] for call in (await client.get("/scripted/ledger"))["calls"]] == [asked, {}]
+
+
 async def test_pause_abort_ends_what_runs_with_its_partial_ids(serve: Serve) -> None:
     client = await serve(scripted(LONG))
     request = asyncio.create_task(client.chat())

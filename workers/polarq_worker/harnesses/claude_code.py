@@ -58,6 +58,7 @@ class ClaudeCodeHarness(Preset):
     settings_class: ClassVar[type[PresetSettings]] = ClaudeCodeSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
     takes_skills: ClassVar[bool] = True
+    turn_limit: ClassVar[str] = "max_turns"
     kept: ClassVar[tuple[str, ...]] = ("projects",)
     settings: ClaudeCodeSettings
 
@@ -113,7 +114,8 @@ class ClaudeCodeHarness(Preset):
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         if not self.spec.mcp_servers:
             return {}
-        servers: dict[str, Any] = {server.name: mcp_entry(server) for server in self.spec.mcp_servers}
+        # Else a server's tools are hidden behind a search, and the list of tools grows in the middle of the history.
+        servers: dict[str, Any] = {one.name: {**mcp_entry(one), "alwaysLoad": True} for one in self.spec.mcp_servers}
         return {self._mcp_path(context): as_json({"mcpServers": servers})}
 
     def _mcp_path(self, context: HarnessContext) -> str:

@@ -47,6 +47,7 @@ class GeminiCliHarness(Preset):
     settings_class: ClassVar[type[PresetSettings]] = GeminiCliSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
     takes_skills: ClassVar[bool] = True
+    turn_limit: ClassVar[str] = "max_turns"
     kept: ClassVar[tuple[str, ...]] = (".gemini/tmp",)
     settings: GeminiCliSettings
 

@@ -64,6 +64,7 @@ class GooseHarness(Preset):
     settings_class: ClassVar[type[PresetSettings]] = GooseSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "streamable-http"})
     takes_skills: ClassVar[bool] = True
+    turn_limit: ClassVar[str] = "max_turns"
     kept: ClassVar[tuple[str, ...]] = ("data/sessions", "state/logs")
     settings: GooseSettings
 

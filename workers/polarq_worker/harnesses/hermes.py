@@ -31,8 +31,13 @@ MODES = {
 }
 """Hermes's name for a dialect, and what its address ends in."""
 PROVIDER = "custom:polarq"
-FRESH = {"memory": {"memory_enabled": False, "user_profile_enabled": False}}
-"""Nothing is learnt from one rollout to the next, unless a task's `config` says so."""
+FRESH = {
+    "memory": {"memory_enabled": False, "user_profile_enabled": False},
+    "skills": {"creation_nudge_interval": 0},
+    "curator": {"enabled": False},
+}
+"""Nothing is learnt from one rollout to the next, unless a task's `config` says so: after ten steps the program would
+look back over them, in model calls beside the task."""
 RUN = """\
 import sys
 from pathlib import Path
@@ -81,6 +86,7 @@ class HermesHarness(Preset):
     settings_class: ClassVar[type[PresetSettings]] = HermesSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "streamable-http"})
     takes_skills: ClassVar[bool] = True
+    turn_limit: ClassVar[str] = "max_turns"
     kept: ClassVar[tuple[str, ...]] = ("state.db", "logs", "usage.json")
     settings: HermesSettings
 

@@ -66,6 +66,7 @@ class MiniSweAgentHarness(Preset):
     )
     dialects: ClassVar[tuple[str, ...]] = ("openai_chat", "anthropic_messages", "openai_responses")
     settings_class: ClassVar[type[PresetSettings]] = MiniSweAgentSettings
+    turn_limit: ClassVar[str] = "step_limit"
     settings: MiniSweAgentSettings
 
     @property

@@ -1,6 +1,7 @@
 """Harness `opencode`: OpenCode, over any of four APIs by the client libraries that it brings.
 
-A session gets its title from polarq: else the program asks the model for one before the first turn.
+A session gets its title from polarq: else the program asks the model for one before the first turn. Its tools `grep`,
+`glob` and `skill` need ripgrep, which it would fetch from another host at the first call of one: it is installed too.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.specs import McpServerSpec
+from polarq.errors import HarnessFault
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, given, merged
 from polarq_worker.harnesses.preset import Preset, PresetSettings
-from polarq_worker.harnesses.programs.program import NpmProgram
+from polarq_worker.harnesses.programs.program import NpmProgram, home_of
 from polarq_worker.harnesses.programs.versions import Versions
+from polarq_worker.runtimes.base import Runtime
 
 PROVIDER = "polarq"
 CLIENTS = {
@@ -27,6 +31,16 @@ CLIENTS = {
 """The library for each API, and what follows the base URL."""
 
 
+_LINK_S = 60.0
+_LINKED = """\
+bin="${XDG_CACHE_HOME:-$HOME/.cache}/opencode/bin"
+for rg in "$1"/node_modules/@vscode/ripgrep-*/bin/rg; do
+  [ ! -x "$rg" ] || { mkdir -p "$bin" && ln -sf "$rg" "$bin/rg"; } || exit
+done
+"""
+"""Where it looks for ripgrep, and would put it."""
+
+
 class OpenCodeSettings(PresetSettings):
     """`agent.settings` of harness `opencode`."""
 
@@ -35,7 +49,8 @@ class OpenCodeSettings(PresetSettings):
     max_output_tokens: int = Field(32_000, gt=0)
     """Per answer."""
     max_steps: int | None = Field(None, gt=0)
-    """Model calls of the agent with tools at most; then it is told to answer without."""
+    """Model calls of the agent at most: in the last one it is told to answer without tools. Nothing but the task's
+    `model.max_calls` stops a model that calls one all the same."""
     agent: str | None = None
     """One of its own agents (`build`, `plan`), or of the folder it works in."""
     config: dict[str, Any] = {}
@@ -48,14 +63,26 @@ class OpenCodeHarness(Preset):
     name: ClassVar[str] = "opencode"
     title: ClassVar[str] = "OpenCode"
     program: ClassVar[NpmProgram] = NpmProgram(
-        "opencode-ai", "opencode", Versions("1.18.33", "1.18.0", "1.19.0"), finish="postinstall.mjs"
+        "opencode-ai",
+        "opencode",
+        Versions("1.18.33", "1.18.0", "1.19.0"),
+        finish="postinstall.mjs",
+        with_=("@vscode/ripgrep@1.18.0",),
     )
     dialects: ClassVar[tuple[str, ...]] = tuple(CLIENTS)
     settings_class: ClassVar[type[PresetSettings]] = OpenCodeSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
     takes_skills: ClassVar[bool] = True
+    turn_limit: ClassVar[str] = "max_steps"
     kept: ClassVar[tuple[str, ...]] = ("data/opencode",)
     settings: OpenCodeSettings
+
+    async def setup(self, runtime: Runtime, context: HarnessContext) -> None:
+        await super().setup(runtime, context)
+        linking = ["sh", "-c", _LINKED, "sh", home_of(self.name, context.layout)]
+        done = await runtime.exec(linking, env=context.env, timeout_s=_LINK_S, category=ExecCategory.SETUP)
+        if not done.ok:
+            raise HarnessFault(f"OpenCode's ripgrep cannot be put where it looks for it: {done.why}")
 
     def command(self, context: HarnessContext) -> Sequence[str]:
         agent = [] if self.settings.agent is None else [f"--agent={self.settings.agent}"]

@@ -71,6 +71,7 @@ class OpenHandsSdkHarness(Preset):
     settings_class: ClassVar[type[PresetSettings]] = OpenHandsSdkSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
     takes_skills: ClassVar[bool] = True
+    turn_limit: ClassVar[str] = "max_iterations"
     kept: ClassVar[tuple[str, ...]] = ("conversations",)
     settings: OpenHandsSdkSettings
 

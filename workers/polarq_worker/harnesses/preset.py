@@ -28,11 +28,13 @@ from polarq.contracts.specs import SAMPLING_PARAMETERS, AgentSpec, McpServerSpec
 from polarq.errors import HarnessFault, InvalidTask
 from polarq_worker.harnesses.base import Harness, HarnessContext, HarnessStep
 from polarq_worker.harnesses.programs.program import Installed, Program, home_of, installed
-from polarq_worker.harnesses.verdicts import CallsSeen, Verdict, verdict_of
+from polarq_worker.harnesses.verdicts import CallsSeen, Verdict, exit_code, verdict_of
 from polarq_worker.runtimes.base import SCRATCH_DIR, Runtime, SandboxLayout
 
 MODEL = "polarq"
 """What a program is told its model is called, where the task does not say."""
+LIMITS = frozenset({"call_limit", "max_iterations", "max_session_turns", "max_steps", "max_turns", "step_limit"})
+"""Words of one program or another for its `turn_limit`."""
 _COPY_S = 120.0
 
 
@@ -62,6 +64,8 @@ class Preset(Harness):
     """Kinds of MCP servers that it can be told of."""
     takes_skills: ClassVar[bool] = False
     """Whether `agent.skills_path` (a folder in the sandbox, with a folder per skill) can be given to it."""
+    turn_limit: ClassVar[str] = ""
+    """Its setting for the most turns, or model calls, of the agent; empty: it has no such limit."""
     kept: ClassVar[tuple[str, ...]] = ()
     """What is collected of its own files: paths or patterns below its folder."""
     conformance: ClassVar[Path | None] = None
@@ -107,8 +111,11 @@ class Preset(Harness):
 
     def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
         """Which limit of its own (turns, calls, cost, time) it says that it stopped at; empty: none. `report.metadata`
-        has what `results` found."""
-        return ""
+        has what `results` found. Some programs say it by their exit code, and by nothing else."""
+        limit = getattr(self.settings, self.turn_limit) if self.turn_limit else None
+        if not limit or seen.sampled < limit or exit_code(report) in {None, 0}:
+            return ""
+        return f"{self.turn_limit}: {limit}"
 
     # --- what they all have
 
@@ -162,11 +169,15 @@ class Preset(Harness):
 
     @classmethod
     def _settings(cls, spec: AgentSpec) -> PresetSettings:
-        sampling = sorted(set(spec.settings) & set(SAMPLING_PARAMETERS) - set(cls.settings_class.model_fields))
-        if sampling:
+        limit = f"its limit is {cls.turn_limit}" if cls.turn_limit else "set the task's model.max_calls"
+        instead = {
+            **dict.fromkeys(SAMPLING_PARAMETERS, "set it in the task's model.sampling"),
+            **dict.fromkeys(LIMITS, limit),
+        }
+        wanted = sorted(set(spec.settings) & set(instead) - set(cls.settings_class.model_fields))
+        if wanted:
             raise InvalidTask(
-                "agent.settings",
-                [f"{key}: {cls.title} cannot be told; set it in the task's model.sampling" for key in sampling],
+                "agent.settings", [f"{key}: {cls.title} cannot be told; {instead[key]}" for key in wanted]
             )
         return cls.settings_class.parse(spec.settings, what="agent.settings")
 

@@ -51,6 +51,7 @@ class QwenCodeHarness(Preset):
     settings_class: ClassVar[type[PresetSettings]] = QwenCodeSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
     takes_skills: ClassVar[bool] = True
+    turn_limit: ClassVar[str] = "max_turns"
     kept: ClassVar[tuple[str, ...]] = ("projects",)
     settings: QwenCodeSettings
 

@@ -75,6 +75,7 @@ class SweAgentHarness(Preset):
     program: ClassVar[PythonSource] = PythonSource("sweagent", "sweagent", Versions("1.1.0", "1.1.0", "1.2.0"))
     dialects: ClassVar[tuple[str, ...]] = ("openai_chat", "anthropic_messages")
     settings_class: ClassVar[type[PresetSettings]] = SweAgentSettings
+    turn_limit: ClassVar[str] = "call_limit"
     kept: ClassVar[tuple[str, ...]] = ("output",)
     settings: SweAgentSettings
     _repository: str = ""

@@ -63,6 +63,7 @@ class Terminus2Harness(Preset):
     settings_class: ClassVar[type[PresetSettings]] = Terminus2Settings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
     takes_skills: ClassVar[bool] = True
+    turn_limit: ClassVar[str] = "max_turns"
     kept: ClassVar[tuple[str, ...]] = ("logs",)
     settings: Terminus2Settings
 

@@ -7,7 +7,7 @@
 # POLARQ_LINK                         what the npm package calls the command, where that is not POLARQ_BIN
 # POLARQ_PYTHON_BELOW                 first Python that is too new, where one is
 # POLARQ_FINISH                       a script of the npm package that is run when it is there
-# POLARQ_WITH                         more requirements, a line each
+# POLARQ_WITH                         more requirements (npm: packages), a line each
 # POLARQ_NEEDS                        commands that it calls, named as the system's packages of them
 #
 # Its last line on stderr says what was wrong, for a person.
@@ -133,9 +133,10 @@ bring_node() {
 }
 
 install_npm() {
-  local target
+  local target with=()
+  mapfile -t with < <(printf '%s' "${POLARQ_WITH-}")
   bring_node
-  (cd "$work" && run_npm install --prefix "$home" --omit=dev --ignore-scripts "$POLARQ_PACKAGE@$POLARQ_VERSION") ||
+  (cd "$work" && run_npm install --prefix "$home" --omit=dev --ignore-scripts "$POLARQ_PACKAGE@$POLARQ_VERSION" ${with[@]+"${with[@]}"}) ||
     die "$what cannot be installed: $(words "$work/npm.log"); $advice"
   target=$(readlink -f "$home/node_modules/.bin/${POLARQ_LINK:-$POLARQ_BIN}")
   [ -f "$target" ] || die "$what has no program '$POLARQ_BIN'"

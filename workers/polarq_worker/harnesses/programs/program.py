@@ -77,10 +77,13 @@ class NpmProgram(Program):
     """What the package calls the command, where that is not `bin`."""
     finish: str = ""
     """A script of the package's own that has to run once it is there. Scripts that npm would run do not."""
+    with_: tuple[str, ...] = ()
+    """More packages, as npm takes them."""
     kind: ClassVar[str] = "npm"
 
     def _wants(self) -> dict[str, str]:
-        return {"POLARQ_NODE": self.node, "POLARQ_LINK": self.link, "POLARQ_FINISH": self.finish}
+        named = {"POLARQ_NODE": self.node, "POLARQ_LINK": self.link, "POLARQ_FINISH": self.finish}
+        return {**named, **({"POLARQ_WITH": "\n".join(self.with_)} if self.with_ else {})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,123 @@
+"""What programs do beside their task (reporting home, updates, titles and other calls of their own) is switched off by
+the words that each one's documentation has for it. That nothing comes of it is the conformance suite's to see."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from polarq.contracts.specs import AgentSpec
+from polarq.registry import plugin
+from polarq_worker.harnesses.preset import Preset
+from tests.harnesses.conftest import MakeContext
+
+PRICE_LIST = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+SWITCHES: dict[str, dict[str, Any]] = {
+    "codex": {
+        "analytics.enabled": False,
+        "check_for_update_on_startup": False,
+        "features.apps": False,
+        "features.plugins": False,
+        "web_search": "disabled",
+    },
+    # The first one stands for those of telemetry, error reports, feedback and updates.
+    "claude_code": {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1"},
+    "opencode": {
+        "--title": "rollout",
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        "OPENCODE_DISABLE_SHARE": "1",
+        "autoupdate": False,
+        "share": "disabled",
+    },
+    "gemini_cli": {
+        "general.enableAutoUpdate": False,
+        "general.enableAutoUpdateNotification": False,
+        "privacy.usageStatisticsEnabled": False,
+        "telemetry.enabled": False,
+    },
+    "qwen_code": {
+        "general.enableAutoUpdate": False,
+        "privacy.usageStatisticsEnabled": False,
+        "telemetry.enabled": False,
+    },
+    "pi": {
+        "PI_OFFLINE": "1",
+        "PI_SKIP_VERSION_CHECK": "1",
+        "PI_TELEMETRY": "0",
+        "cacheWarming": "off",
+        "enableInstallTelemetry": False,
+    },
+    "mini_swe_agent": PRICE_LIST,
+    "swe_agent": PRICE_LIST,
+    "openhands_sdk": PRICE_LIST,
+    "openhands_cli": {**PRICE_LIST, "GIT_CONFIG_VALUE_0": "https://github.com/OpenHands/extensions"},
+    "aider": {
+        **PRICE_LIST,
+        "analytics": False,
+        "auto-commits": False,
+        "check-update": False,
+        "dirty-commits": False,
+        "show-release-notes": False,
+        "suggest-shell-commands": False,
+    },
+    "terminus_2": PRICE_LIST,
+    "goose": {
+        "GOOSE_DISABLE_SESSION_NAMING": "true",
+        "GOOSE_TELEMETRY_ENABLED": "false",
+        "GOOSE_TOOL_PAIR_SUMMARIZATION": "false",
+    },
+    "hermes": {
+        "HERMES_DISABLE_LAZY_INSTALLS": "1",
+        "auxiliary.title_generation.enabled": False,
+        "curator.enabled": False,
+        "memory.memory_enabled": False,
+        "model_catalog.enabled": False,
+        "skills.creation_nudge_interval": 0,
+    },
+    "openclaw": {"memory.search.enabled": False, "telemetry.enabled": False, "update.checkOnStart": False},
+}
+READERS: dict[str, Callable[[str], Any]] = {
+    "json": json.loads,
+    "toml": tomllib.loads,
+    "yaml": yaml.safe_load,
+    "yml": yaml.safe_load,
+}
+
+
+def flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from flat(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, data
+
+
+def told(preset: Preset, context: Any) -> dict[str, Any]:
+    """All that the program is told, by variable, option, or path in a configuration file."""
+    (step,) = preset.steps(context)
+    found: dict[str, Any] = dict(step.env)
+    found |= dict(word.split("=", 1) for word in step.command if word.startswith("--") and "=" in word)
+    for path, data in preset.files(context).items():
+        if reader := READERS.get(path.rpartition(".")[2]):
+            found |= dict(flat(reader(data.decode())))
+    return found
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_what_a_program_does_unasked_is_switched_off_by_its_own_words(name: str, make_context: MakeContext) -> None:
+    spec = {"harness": name}
+    found = told(plugin("harnesses", name)(AgentSpec.parse(spec)), make_context(agent=spec))
+    assert {key: found.get(key) for key in SWITCHES[name]} == SWITCHES[name]
+
+
+def test_a_task_can_have_hermes_look_back_over_long_turns(make_context: MakeContext) -> None:
+    spec = {"harness": "hermes", "settings": {"config": {"skills": {"creation_nudge_interval": 5}}}}
+    found = told(plugin("harnesses", "hermes")(AgentSpec.parse(spec)), make_context(agent=spec))
+    assert found["skills.creation_nudge_interval"] == 5
