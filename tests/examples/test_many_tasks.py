@@ -173,6 +173,7 @@ def test_pytests_names_grade_a_row_of_swe_gym(ran: Ran) -> None:
 
 
 def test_a_harbor_verifier_grades_a_service_that_goes_on(ran: Ran) -> None:
+    # Field case E10.
     ended = ran.programs["terminal_tasks"]
     assert (ended.returncode, ended.stderr) == (0, ""), ended
     assert ended.stdout.splitlines()[-1] == "3 tasks: 2 resolved, 1 unresolved, 0 failed"
