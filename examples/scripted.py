@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from examples import many
 from polarq.testing.stack import LocalStack
 
 
@@ -31,4 +32,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    many.told(main)
