@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from examples import many
+from polarq.errors import PolarqError
 from polarq.testing.stack import LocalStack
 
 
@@ -32,4 +32,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    many.told(main)
+    try:
+        raise SystemExit(main())
+    except PolarqError as exc:
+        raise SystemExit(str(exc)) from None
