@@ -69,6 +69,7 @@ def check_turns(trace: Trace, calls: dict[int, Completion]) -> None:
     between = [at for at in range(len(trace.response_ids)) if at not in own]
     assert all(trace.loss_mask[at] == 0 and trace.logprobs[at] == 0.0 and told[at] is None for at in between)
     assert trace.completion_seqs == [turn.seq for turn in trace.turns]
+    assert (trace.untrainable is None) == any(turn.untrainable is None for turn in trace.turns)
     assert trace.finish_reason == calls[trace.completion_seqs[-1]].finish_reason
 
 
