@@ -103,9 +103,12 @@ def _trace(index: int, path: Sequence[Node]) -> Trace:
         call = node.completion
         between = call.prompt_ids[seen:]
         start = len(response) + len(between)
-        response += [*between, *call.sampled_ids]
-        mask += [0] * len(between) + [0 if node.untrainable else 1] * len(call.sampled_ids)
-        logprobs += [0.0] * len(between) + trained_logprobs(call, node.untrainable)
+        response += between
+        response += call.sampled_ids
+        mask += [0] * len(between)
+        mask += [0 if node.untrainable else 1] * len(call.sampled_ids)
+        logprobs += [0.0] * len(between)
+        logprobs += trained_logprobs(call, node.untrainable)
         versions += [
             VersionSpan(version=span.version, start=start + span.start, end=start + span.end)
             for span in call.weight_versions

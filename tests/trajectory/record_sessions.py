@@ -1,7 +1,7 @@
 """Records tests/fixtures/sessions anew: real agent programs repair the calculator example in 24 turns.
 
     python -m tests.trajectory.record_sessions                  all of them
-    python -m tests.trajectory.record_sessions codex pi         these
+    python -m tests.trajectory.record_sessions codex pi.exact   these
 
 Each program runs unmodified in a local sandbox, through the real proxy, once in exact and once in observe mode. The
 model is scripted (steps.yaml beside the recordings); what its shell tool is called stands in the program's scenario of
@@ -154,8 +154,9 @@ def _of_this_machine() -> Iterator[str]:
 
 def main(wanted: list[str]) -> None:
     cache = Path(os.environ.get("HARNESS_CACHE") or default_cache())
-    for harness in wanted or RECORDED:
-        for context in CONTEXTS:
+    for one in wanted or RECORDED:
+        harness, _, only = one.partition(".")
+        for context in [only] if only else CONTEXTS:
             result, lines = recorded(harness, context, cache)
             size = keep(harness, context, lines)
             print(f"{harness} {result.metadata}, {context}: {len(lines) - 1} calls, {size:,} bytes", flush=True)

@@ -15,8 +15,7 @@ from polarq.contracts import BranchCause, Completion, CompletionLabel, Trace, Tr
 from polarq.errors import InvalidTask
 from polarq.trajectory.per_request import PerRequestBuilder
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
-from polarq.trajectory.trainable import why_untrainable
-from tests.trajectory.calls import NOW, call
+from tests.trajectory.calls import NOW, call, check_each_sample_is_trained_once
 
 
 def build(*calls: Completion, **config: Any) -> Trajectory:
@@ -172,22 +171,7 @@ def rollout(seed: int) -> list[Completion]:
 def test_each_sampled_id_is_trained_once_in_the_context_it_was_sampled_in(seed: int) -> None:
     calls = rollout(seed)
     trajectory = build(*calls)
-    traces = trajectory.traces
-    by_seq = {one.seq: one for one in calls}
-    turns = [(trace, turn) for trace in traces for turn in trace.turns]
-    assert sorted(turn.seq for _, turn in turns) == [one.seq for one in calls if one.sampled_ids]
-    for trace, turn in turns:
-        one = by_seq[turn.seq]
-        own = slice(turn.start, turn.end)
-        assert [*trace.prompt_ids, *trace.response_ids[: turn.start]] == one.prompt_ids
-        assert trace.response_ids[own] == one.sampled_ids
-        trained = why_untrainable(one) is None
-        assert trace.loss_mask[own] == [int(trained)] * len(one.sampled_ids)
-        assert trace.logprobs[own] == (one.logprobs if trained else [0.0] * len(one.sampled_ids))
-    assert sum(trace.trainable_tokens for trace in traces) == sum(
-        len(one.sampled_ids) for one in calls if why_untrainable(one) is None
-    )
-    assert all(lp == 0.0 for t in traces for bit, lp in zip(t.loss_mask, t.logprobs, strict=True) if not bit)
+    check_each_sample_is_trained_once(calls, trajectory.traces)
 
 
 @given(st.integers(min_value=0))
