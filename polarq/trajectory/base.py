@@ -55,13 +55,17 @@ def trained_logprobs(completion: Completion, untrainable: str | None) -> list[fl
     one is there (a trace that lacked one could not be made)."""
     if untrainable is not None:
         return [0.0] * len(completion.sampled_ids)
-    return [float(value) for value in completion.logprobs if value is not None]
+    return [value for value in completion.logprobs if value is not None]
 
 
 def weighted(traces: list[Trace]) -> list[Trace]:
     """Gives each trainable trace the weight 1 / their number, and the others 0."""
-    count = sum(1 for trace in traces if trace.trainable_tokens)
-    return [t.model_copy(update={"weight": 1 / count if t.trainable_tokens else 0.0}) for t in traces]
+    trainable = [bool(trace.trainable_tokens) for trace in traces]
+    share = 1 / max(sum(trainable), 1)
+    return [
+        trace.model_copy(update={"weight": share if trained else 0.0})
+        for trace, trained in zip(traces, trainable, strict=True)
+    ]
 
 
 def rewarded(trajectory: Trajectory, reward: Reward) -> Trajectory:
@@ -111,7 +115,7 @@ def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fide
         masked_tokens=sampled - trainable,
         untrainable=reasons,
         breaks=find_breaks(completions),
-        missing_logprobs=sum(1 for c in completions for value in c.logprobs if value is None),
+        missing_logprobs=sum(c.logprobs.count(None) for c in completions),
         forged_control_tokens=sum(c.forged for c in completions),
         side_calls=sum(1 for c in completions if c.label is CompletionLabel.SIDE),
         side_tokens=sum(len(c.sampled_ids) for c in completions if c.label is CompletionLabel.SIDE),

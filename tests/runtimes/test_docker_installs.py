@@ -78,7 +78,8 @@ async def test_a_user_of_no_name_gets_a_program_and_runs_it(runtime: DockerRunti
         ),
         (
             PythonProgram("pocket-agent", "pocket", VERSIONS, needs=("tmux",)),
-            r"'tmux' is needed, and can neither be found nor installed \(only root can install .+\); put it in the image$",
+            r"'tmux' is needed, and can neither be found nor installed \(only root can install .+\); put it in the"
+            " image$",
         ),
     ],
     ids=["npm", "python", "needs"],
