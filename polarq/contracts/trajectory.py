@@ -61,6 +61,9 @@ class Trace(Contract):
     loss_mask: list[int]
     logprobs: list[float]
     """Natural logarithm, one per response token, always finite."""
+    teacher_logprobs: list[float] | None = None
+    """A teacher's natural logarithm for each response token, 0.0 under mask 0; None: no teacher was asked, or it had
+    nothing to say of this trace."""
     weight_versions: list[VersionSpan] = []
     """Spans over `response_ids`."""
 
@@ -97,6 +100,11 @@ class Trace(Contract):
             raise ValueError("loss_mask holds something other than 0 and 1")
         if not all(math.isfinite(value) for value in self.logprobs):
             raise ValueError("logprobs holds a value that is not finite")
+        if self.teacher_logprobs is not None:
+            if len(self.teacher_logprobs) != length:
+                raise ValueError(f"teacher_logprobs ({len(self.teacher_logprobs)}) and response_ids ({length}) differ")
+            if not all(math.isfinite(value) for value in self.teacher_logprobs):
+                raise ValueError("teacher_logprobs holds a value that is not finite")
         return self
 
     @property

@@ -15,8 +15,8 @@ from polarq.errors import InvalidInput
 class Row:
     """One sequence to train on.
 
-    `loss_mask` and `logprobs` are as long as `response_ids`. Mask 1: sampled by the policy, with the natural logarithm
-    of the probability it was sampled at; mask 0: nothing to train on, 0.0.
+    `loss_mask`, `logprobs` and `teacher_logprobs` are as long as `response_ids`. Mask 1: sampled by the policy, with
+    the natural logarithm of the probability it was sampled at; mask 0: nothing to train on, 0.0.
     """
 
     group: str
@@ -39,6 +39,8 @@ class Row:
     """The oldest policy version that sampled any of it; None: unknown, which is older than any."""
     newest: int | None
     finish_reason: str | None
+    teacher_logprobs: list[float] | None = None
+    """A teacher's, one for each of `logprobs`, where there was one."""
 
 
 def rows(result: RolloutResult) -> list[Row]:
@@ -93,6 +95,7 @@ def row_of(result: RolloutResult, trace: Trace, weight: float) -> Row:
         oldest=None if None in numbers else min(known(numbers), default=None),
         newest=max(known(numbers), default=None),
         finish_reason=trace.finish_reason,
+        teacher_logprobs=trace.teacher_logprobs,
     )
 
 

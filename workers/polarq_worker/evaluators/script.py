@@ -6,6 +6,7 @@ fault, never a reward.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ from polarq.errors import EvaluatorFault, InvalidTask, OutOfMemory, SandboxLost
 from polarq_worker.evaluators import snapshot
 from polarq_worker.evaluators.answers import NoAnswer, read_file
 from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut, Evaluator
-from polarq_worker.evaluators.numbers import reward_of
+from polarq_worker.evaluators.numbers import credit_of, reward_of
 from polarq_worker.evaluators.work import Graded, WorkLost, set_up
 from polarq_worker.runtimes.base import ExecResult, Runtime
 
@@ -64,10 +65,13 @@ class ScriptEvaluator(Evaluator):
             # A tree in which nothing was changed is judged by the script as any other.
             runtime, report = graded.runtime, graded.report
         reward_file = f"{runtime.layout.eval_log_dir}/reward-{secrets.token_hex(8)}"
+        told = {"POLARQ_REWARD_FILE": reward_file}
+        if config.reward_from != "exit_code":
+            told["POLARQ_TRACES_FILE"] = await self._tell(runtime, context)
         result = await runtime.exec(
             _STOP_WHERE_NOTHING_RAN + config.command,
             cwd=config.cwd or config.repo_dir,
-            env={**env, "POLARQ_REWARD_FILE": reward_file},
+            env={**env, **told},
             timeout_s=min(config.timeout_s, context.timeout_s * 0.9),
             log=LOG,
             category=ExecCategory.VERIFIER,
@@ -82,7 +86,18 @@ class ScriptEvaluator(Evaluator):
         text = await self._said(runtime, result, reward_file)
         what = "the reward file" if config.reward_from == "file" else "the last line of the script's output"
         outcome, rest = reward_of(text, config.reward_key, config.min_reward, config.max_reward, what)
-        return self.verdict(outcome, report | ({"reward_json": rest} if rest else {}))
+        turns = [len(trace.turns) for trace in context.trajectory.traces]
+        credit = credit_of(rest, turns, config.min_reward, config.max_reward, what)
+        reward = self.verdict(outcome, report | ({"reward_json": rest} if rest else {}))
+        return reward.model_copy(update=credit)
+
+    async def _tell(self, runtime: Runtime, context: EvaluationContext) -> str:
+        """Where a file lies that says what the model was asked and said."""
+        known = {"index", "cause", "prompt_messages", "response_messages", "turns"}
+        traces = [trace.model_dump(mode="json", include=known) for trace in context.trajectory.traces]
+        path = f"{runtime.layout.eval_log_dir}/traces-{secrets.token_hex(8)}.json"
+        await runtime.put_bytes(json.dumps(traces).encode(), path)
+        return path
 
     async def _set_up(self, context: EvaluationContext, repo_dir: str, env: Mapping[str, str]) -> Graded:
         return await set_up(
