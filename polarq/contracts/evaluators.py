@@ -105,6 +105,9 @@ _CONFIGS: dict[str, type[Contract]] = {
 }
 
 
+BUILT_IN = frozenset(_CONFIGS)
+
+
 def check_evaluator(spec: EvaluatorSpec) -> None:
     """Raises ValueError, naming every key that a built-in evaluator cannot use."""
     config = _CONFIGS.get(spec.strategy)

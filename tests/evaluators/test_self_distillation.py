@@ -333,7 +333,8 @@ def test_settings_are_refused_at_submit(config: dict[str, Any], says: str) -> No
 
 async def test_the_work_is_graded_as_without_it(bench: Bench) -> None:
     async with teaching(bench):
-        await bench.start(distilled({**TEST, "config": {**TEST["config"], "command": "grep -q + calc.py"}}, hint="x"))
+        config = {"command": "grep -q + calc.py", "repo_dir": REPO}
+        await bench.start(distilled({"strategy": "script", "config": config, "refresh_runtime": True}, hint="x"))
         await bench.agent(FIX)
         bench.trajectory = of(sampled())
         reward = await bench.verdict()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from polarq.contracts.rollout import ExecKind, Reward
@@ -55,15 +57,25 @@ class ScriptEvaluator(Evaluator):
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
         config, env = self._config, {**context.env, **self.spec.env}
-        runtime = context.runtime
-        report: dict[str, Any] = {"graded_in": "live"}
-        if config.repo_dir is not None:
-            try:
-                graded = await self._set_up(context, config.repo_dir, env)
-            except WorkLost as exc:
-                return self.verdict(config.min_reward, exc.report)
+        if config.repo_dir is None:
+            return await self._judged(context, context.runtime, env, {"graded_in": "live"})
+        deadline = time.monotonic() + context.timeout_s
+        try:
+            graded = await self._set_up(context, config.repo_dir, env)
             # A tree in which nothing was changed is judged by the script as any other.
-            runtime, report = graded.runtime, graded.report
+            reward = await self._judged(context, graded.runtime, env, graded.report)
+            if not self.spec.refresh_runtime and await graded.put_back_again():
+                rest = replace(context, timeout_s=max(deadline - time.monotonic(), 0.0))
+                reward = await self._judged(rest, graded.runtime, env, graded.report)
+        except WorkLost as exc:
+            return self.verdict(config.min_reward, exc.report)
+        return reward
+
+    async def _judged(
+        self, context: EvaluationContext, runtime: Runtime, env: Mapping[str, str], setting: dict[str, Any]
+    ) -> Reward:
+        """One run of the command. What the agent left running is over when it ends."""
+        config = self._config
         reward_file = f"{runtime.layout.eval_log_dir}/reward-{secrets.token_hex(8)}"
         told = {"POLARQ_REWARD_FILE": reward_file}
         if config.reward_from != "exit_code":
@@ -76,7 +88,7 @@ class ScriptEvaluator(Evaluator):
             log=LOG,
             category=ExecCategory.VERIFIER,
         )
-        report |= {"exit_code": result.exit_code, "script_s": round(result.duration_s, 3), "log": LOG}
+        report = {**setting, "exit_code": result.exit_code, "script_s": round(result.duration_s, 3), "log": LOG}
         self._blame(result, context)
         await runtime.end_background()
         if config.reward_from == "exit_code":
