@@ -60,6 +60,9 @@ class Trace(Contract):
     loss_mask: list[int]
     logprobs: list[float]
     """Natural logarithm, one per response token, always finite."""
+    teacher_logprobs: list[float] | None = None
+    """A teacher's natural logarithm for each response token, 0.0 under mask 0; None: no teacher was asked, or it had
+    nothing to say of this trace."""
     weight_versions: list[VersionSpan] = []
     """Spans over `response_ids`."""
     images: list[Image] = []
@@ -97,6 +100,8 @@ class Trace(Contract):
             raise ValueError(f"{lengths} differ in length")
         if not set(self.loss_mask) <= {0, 1}:
             raise ValueError("loss_mask holds something other than 0 and 1")
+        if self.teacher_logprobs is not None and len(self.teacher_logprobs) != length:
+            raise ValueError(f"teacher_logprobs ({len(self.teacher_logprobs)}) and response_ids ({length}) differ")
         return self
 
     @property

@@ -70,9 +70,10 @@ def weighted(traces: list[Trace]) -> list[Trace]:
 
 def rewarded(trajectory: Trajectory, reward: Reward) -> Trajectory:
     """The trajectory with each trace's reward (its own where the evaluator gave one, else the outcome), and each turn's
-    where there are any.
+    and a teacher's log-probabilities where there are any.
 
-    Raises ValueError when there are not as many trace rewards as traces, or turn rewards as turns.
+    Raises ValueError when there are not as many trace rewards as traces, turn rewards as turns, or log-probabilities as
+    tokens.
     """
     own = reward.trace_rewards
     if own is not None and len(own) != len(trajectory.traces):
@@ -83,12 +84,28 @@ def rewarded(trajectory: Trajectory, reward: Reward) -> Trajectory:
         if [len(turns) for turns in reward.turn_rewards] != [len(trace.turns) for trace in traces]:
             raise ValueError("turn_rewards: not one list per trace with one reward per turn")
         traces = [_turned(trace, turns) for trace, turns in zip(traces, reward.turn_rewards, strict=True)]
+    if reward.teacher_logprobs is not None:
+        traces = _taught(traces, reward.teacher_logprobs)
     return trajectory.model_copy(update={"traces": traces})
 
 
 def _turned(trace: Trace, rewards: Sequence[float]) -> Trace:
     turns = [turn.model_copy(update={"reward": value}) for turn, value in zip(trace.turns, rewards, strict=True)]
     return trace.model_copy(update={"turns": turns})
+
+
+def _taught(traces: Sequence[Trace], logprobs: Sequence[Sequence[float] | None]) -> list[Trace]:
+    if len(logprobs) != len(traces):
+        raise ValueError(f"teacher_logprobs: {len(logprobs)} lists for {len(traces)} traces")
+    found = []
+    for trace, values in zip(traces, logprobs, strict=True):
+        if values is not None and len(values) != len(trace.loss_mask):
+            raise ValueError(
+                f"teacher_logprobs: {len(values)} for {len(trace.loss_mask)} tokens of trace {trace.index}"
+            )
+        own = None if values is None else [v if bit else 0.0 for v, bit in zip(values, trace.loss_mask, strict=True)]
+        found.append(trace.model_copy(update={"teacher_logprobs": own}))
+    return found
 
 
 def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fidelity:
