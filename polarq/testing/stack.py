@@ -24,7 +24,8 @@ from polarq.testing.program import Program
 from polarq.testing.redis import EmbeddedRedis
 from polarq.topology import Topology, load_topology
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
+"""Much: on a machine that does other things as well, a worker has taken a minute. One that ends is noticed at once."""
 
 
 class PartDidNotStart(PolarqError):

@@ -54,7 +54,13 @@ def test_gemini_cli_logs_in_by_its_settings_and_has_a_models_name(make_context: 
 
 
 @pytest.mark.parametrize(
-    ("dialect", "login"), [(None, "openai"), ("openai_chat", "openai"), ("anthropic_messages", "anthropic")]
+    ("dialect", "login"),
+    [
+        (None, "openai"),
+        ("openai_chat", "openai"),
+        ("openai_responses", "openai-responses"),
+        ("anthropic_messages", "anthropic"),
+    ],
 )
 def test_qwen_code_logs_in_to_the_api_that_it_is_to_speak(
     make_context: MakeContext, dialect: str | None, login: str

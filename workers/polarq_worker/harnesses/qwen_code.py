@@ -47,7 +47,7 @@ class QwenCodeHarness(Preset):
     program: ClassVar[NpmProgram] = NpmProgram(
         "@qwen-code/qwen-code", "qwen", Versions("0.24.4", "0.24.0", "0.25.0"), node="22"
     )
-    dialects: ClassVar[tuple[str, ...]] = ("openai_chat", "anthropic_messages")
+    dialects: ClassVar[tuple[str, ...]] = tuple(LOGINS)
     settings_class: ClassVar[type[PresetSettings]] = QwenCodeSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
     takes_skills: ClassVar[bool] = True
