@@ -96,7 +96,8 @@ def _presets() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 LEGEND = """What the columns mean stands in `polarq/testing/conformance/checks.py`. An empty cell was not run. A note
 with `yes` says how the program differs from most; that is what the suite expects of it. `refused`: the program does
-not support it, and a task that asks for it is refused when it is submitted, with that line.
+not support it, and a task that asks for it is refused when it is submitted, with that line. Servers of `mcp_http` are
+beyond the sandbox: it alone runs with the machine's network.
 """
 
 
