@@ -40,6 +40,19 @@ async def test_every_mistake_of_a_task_is_named(shim: Rig) -> None:
     }
 
 
+async def test_an_expectation_that_tests_nothing_is_refused_with_its_key(shim: Rig) -> None:
+    # Field case E03.
+    tests = {"strategy": "test_on_output", "config": {"test_command": "pytest", "expected_output_json": {}}}
+    status, detail = await submitted(shim, evaluator=tests)
+    assert (status, detail[0]["loc"]) == (422, ["body", "evaluator"])
+    assert detail[0]["msg"].startswith("config.expected_output_json: is empty")
+    instance = {"instance_id": "x-1", "FAIL_TO_PASS": "[]", "PASS_TO_PASS": []}
+    swe = {"strategy": "swebench_harness", "config": {"instance": instance, "test_command": "pytest"}}
+    status, detail = await submitted(shim, evaluator=swe)
+    assert (status, detail[0]["loc"]) == (422, ["body", "evaluator"])
+    assert detail[0]["msg"].startswith("config.instance: FAIL_TO_PASS and PASS_TO_PASS are both empty")
+
+
 async def test_a_limit_of_the_deployment_is_a_422_too(shim: Rig) -> None:
     status, detail = await submitted(shim, timeout_seconds=1e6)
     assert (status, detail[0]["loc"]) == (422, ["body", "timeout_seconds"])

@@ -9,7 +9,7 @@ index, ref, hook or filter of it takes part, and it makes no difference what the
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -201,6 +201,20 @@ class Snapshot:
 
     async def restore(self, changes: Sequence[Change], timeout_s: float) -> None:
         """Puts the given files back as they were. Raises `EvaluatorFault`."""
+        await self._undisturbed(lambda: self._restore(changes, timeout_s))
+
+    async def _undisturbed(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Where somebody whom the agent left running is at the same files, so that nothing can be done with them, he is
+        ended first: else he could make a fault of every verdict."""
+        try:
+            await work()
+        except EvaluationTimedOut:
+            raise
+        except EvaluatorFault:
+            await self._runtime.end_background()
+            await work()
+
+    async def _restore(self, changes: Sequence[Change], timeout_s: float) -> None:
         added = "".join(f"{change.path}\0" for change in changes if change.kind == "A")
         if added:
             removed = await self._run("xargs -0 -r rm -f --", timeout_s, stdin=_bytes(added))
@@ -212,7 +226,11 @@ class Snapshot:
     async def drop_byte_code(self, timeout_s: float) -> None:
         """What was there before the agent stays: Python runs a cached file in the place of its source, whatever is in
         it. Raises `EvaluatorFault`."""
-        _checked(await self._run(_DROP_BYTE_CODE, timeout_s), "removing byte code")
+
+        async def drop() -> None:
+            _checked(await self._run(_DROP_BYTE_CODE, timeout_s), "removing byte code")
+
+        await self._undisturbed(drop)
 
     async def text_of(self, object_id: str, timeout_s: float) -> str:
         """A file's text, of either side of a change; "" for the side on which it is not. Raises `EvaluatorFault`."""
