@@ -25,7 +25,7 @@ def said(words: str) -> list[dict[str, Any]]:
         ([("A", "b")], ("XbC", None), "it began otherwise"),
         ([("A", "b"), ("A", "c")], ("AbC", 0), "the one that gave that very answer"),
         ([("A", "b"), ("A", "b")], ("AbC", 1), "the latest of equals"),
-        ([("AbC", "d"), ("A", "d")], ("AbCdE", 0), "the longest"),
+        ([("AbC", "d"), ("A", "b")], ("AbCdE", 0), "the longest"),
         ([("A", "b"), ("AbC", "")], ("AbCdE", 0), "not one that sampled nothing"),
     ],
 )
