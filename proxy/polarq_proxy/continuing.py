@@ -73,10 +73,10 @@ class Continuing:
         if endpoint is None or endpoint.tokens_in is None or not _can(capture, cut):
             return None
         seen = seen_of(flight)
-        if seen is None:
-            return None
+        if seen is None or not (cut.choices[0].ids or flight.shown):
+            return None  # where nobody has seen anything, it is sampled anew
         work = _Work(capture, endpoint, endpoint.tokens_in, _Parts(cut), _limit(capture, endpoint, cut))
-        work.parts.add(capture, cut.choices[0])
+        work.parts.add(capture, cut)
         flight.cut = work.parts.answer(ABORT)
         flight.held = flight.held or [Piece()]  # who comes now is shown everything at the end
         try:
@@ -118,7 +118,7 @@ class Continuing:
         finally:  # also when nobody waits any more
             answer = gatherer.answer()
             parts.went_on_from(answer)
-            parts.add(work.capture, answer.choices[0])
+            parts.add(work.capture, answer)
             flight.cut = parts.answer(ABORT)
         ended = answer.finished and not answer.aborted
         if ended:
@@ -201,9 +201,11 @@ class _Parts:
     def __post_init__(self) -> None:
         self.prompt_ids = list(self.first.prompt_ids or ())
 
-    def add(self, capture: Capture, choice: Choice) -> None:
-        """What came of one part, and the policy versions around it."""
+    def add(self, capture: Capture, answer: Answer) -> None:
+        """What came of one part, the policy versions around it, and what the engine counted so far."""
+        (choice,) = answer.choices
         new = choice.ids or []
+        self.usage = self._counted(answer.usage, len(self.ids))
         if new:
             spans, odd = version_spans(capture, choice, len(new))
             start = len(self.ids)
@@ -234,16 +236,19 @@ class _Parts:
         """The last part came to the answer's own end."""
         (choice,) = answer.choices
         self.finish_reason, self.stop_reason = choice.finish_reason, choice.stop_reason
-        before = len(self.ids) - len(choice.ids or ())
-        last, first = answer.usage, self.first.usage
-        if last is not None and last.prompt_tokens is not None and last.completion_tokens is not None:
-            self.usage = Usage(
-                prompt_tokens=last.prompt_tokens - before,
-                completion_tokens=last.completion_tokens + before,
-                cached_tokens=first.cached_tokens if first is not None else None,
-            )
         if self._unsaid and self.spans:
             self.doubt = self.doubt or f"the policy version of {self._unsaid} of the sampled ids is not known"
+
+    def _counted(self, last: Usage | None, before: int) -> Usage | None:
+        """The engine's count of a part that went on from `before` ids, as that of the whole; None: it gave none."""
+        if last is None or last.prompt_tokens is None or last.completion_tokens is None:
+            return None
+        first = self.first.usage
+        return Usage(
+            prompt_tokens=last.prompt_tokens - before,
+            completion_tokens=last.completion_tokens + before,
+            cached_tokens=first.cached_tokens if first is not None else None,
+        )
 
     def answer(self, finish_reason: str | None, message: dict[str, Any] | None = None) -> Answer:
         choice = Choice(
@@ -268,7 +273,7 @@ def _can(capture: Capture, cut: Answer) -> bool:
     if engine.grammar(capture.body) is not None or engine.untrainable(capture.body) is not None:
         return False
     (choice,) = cut.choices
-    whole = bool(choice.ids) and len(choice.ids or ()) == len(choice.logprobs or ())
+    whole = len(choice.ids or ()) == len(choice.logprobs or ())
     return whole and bool(cut.prompt_ids) and _are_ids(choice.ids or ()) and _are_ids(cut.prompt_ids or ())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from polarq.contracts.completion import Completion
+from polarq.contracts.completion import Completion, CompletionLabel
 from polarq.ledger.keys import Keys
 from polarq.testing.inference import Scenario, Script, ScriptedInference, Turn
 from polarq.testing.inference.images import IMAGE_TOKENS
@@ -49,6 +49,25 @@ async def test_a_record_says_which_ids_stand_for_which_picture(
             assert record.untrainable is None
         (trace,) = PrefixMergingBuilder({}).build([first, second]).traces
         assert trace.images == second.images
+
+
+async def test_a_call_with_pictures_that_was_cut_is_sampled_anew_and_not_without_them(
+    redis_client: Redis, keys: Keys
+) -> None:
+    turn = Turn.model_validate({"content": "one two", "fault": {"kind": "abort", "after_tokens": 1, "times": 1}})
+    aborting = Scenario(name="cut", scripts=(Script(name="a", turns=(turn,)),))
+    async with (
+        ScriptedInference(scenario=aborting, scale_out=True) as inference,
+        running(redis_client, keys, inference.base_url, endpoint={"image_token_id": PAD}) as rig,
+    ):
+        await rig.proxy.fleet.endpoints[0].met()
+        assert rig.proxy.fleet.endpoints[0].report()["continues"] is True
+        await rig.ask([shown(b"a")])
+        aborted, whole = await rig.records()
+        assert (aborted.label, whole.continued, whole.retry_of) == (CompletionLabel.ABORTED, 0, 0)
+        assert [one.images for one in (aborted, whole)] == [whole.images] * 2
+        seen = [call.images for call in inference.ledger if call.session_id == "task.0"]
+        assert seen == [(image(b"a").sha256,)] * 2
 
 
 async def test_without_the_repeated_id_the_pictures_are_named_and_their_places_are_not(

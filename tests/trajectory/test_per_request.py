@@ -65,6 +65,12 @@ def test_a_sample_that_differs_at_its_first_id_was_re_encoded() -> None:
     assert [(b.position, b.cause) for b in trajectory.fidelity.breaks] == [(2, "sampled tokens re-encoded")]
 
 
+def test_a_call_whose_last_message_is_the_answer_goes_on_too() -> None:
+    begun = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    trajectory = build(call(0, [1], [2], messages=begun[:1]), call(1, [1, 3], [4], messages=begun))
+    assert [(b.seq, b.position, b.continues) for b in trajectory.fidelity.breaks] == [(1, 1, 0)]
+
+
 def test_versions_are_listed_in_order_of_appearance() -> None:
     spans = [VersionSpan(version="v1", start=0, end=1), VersionSpan(version="v2", start=1, end=2)]
     trajectory = build(call(0, [1], [2, 3], weight_versions=spans))

@@ -21,3 +21,12 @@ def expanded(ids: Sequence[int], image_token_id: int) -> list[int]:
     if image_token_id not in ids:
         return list(ids)
     return [one for token in ids for one in [token] * (IMAGE_TOKENS if token == image_token_id else 1)]
+
+
+def features_of(prompt_ids: Sequence[int], hashes: Sequence[str], image_token_id: int) -> dict[str, Any] | None:
+    """What vLLM's render says of a prompt's pictures, without their tensors; None: it has none."""
+    if not hashes:
+        return None
+    starts = [at for at, token in enumerate(prompt_ids) if token == image_token_id][::IMAGE_TOKENS]
+    places = [{"offset": start, "length": IMAGE_TOKENS} for start in starts]
+    return {"mm_hashes": {"image": list(hashes)}, "mm_placeholders": {"image": places}, "kwargs_data": None}

@@ -16,6 +16,7 @@ from polarq.testing.inference.acting import Answer, ApiError, before_sampling
 from polarq.testing.inference.engine import ENGINE, Engine
 from polarq.testing.inference.faults import Abort, Fault
 from polarq.testing.inference.generation import Generation
+from polarq.testing.inference.images import features_of
 from polarq.testing.inference.parsing import parse
 from polarq.testing.inference.reading import read_body
 from polarq.testing.inference.requests import ChatRequest, SamplingRequest, StreamOptions
@@ -91,6 +92,7 @@ async def render_chat(request: web.Request) -> web.Response:
     asker = await engine.asker(request, body, "chatcmpl")
     token_ids, _ = await engine.prompt_of(body)
     asked = json.loads(await request.read())
+    features = features_of(token_ids, asker.images, engine.tokenizer.image_token_id)
     params: Json = {
         **{name: asked[name] for name in _PASSED_ON if asked.get(name) is not None},
         "n": body.n,
@@ -103,7 +105,7 @@ async def render_chat(request: web.Request) -> web.Response:
     generate: Json = {
         "request_id": asker.request_id,
         "token_ids": token_ids,
-        "features": None,
+        "features": features,
         "sampling_params": params,
         "model": engine.options.served_model_name,
         "reasoning_ended": not body.thinking,

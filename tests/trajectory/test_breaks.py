@@ -1,0 +1,43 @@
+"""Which earlier call a call goes on from, told by messages alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polarq.trajectory.breaks import continued, find_breaks
+from tests.trajectory.calls import call
+
+
+def said(words: str) -> list[dict[str, Any]]:
+    """A letter each: a capital one is the user's, a small one an answer."""
+    return [{"role": "user" if word.isupper() else "assistant", "content": word} for word in words]
+
+
+@pytest.mark.parametrize(
+    ("asked", "follows", "why"),
+    [
+        ([("A", "b")], ("AbC", 0), "it goes on with the answer that was given"),
+        ([("A", "b")], ("AxC", 0), "or with another one"),
+        ([("A", "b")], ("AC", None), "no answer lies between"),
+        ([("AbC", "d")], ("AbXdE", None), "the last message is not the same"),
+        ([("A", "b")], ("XbC", None), "it began otherwise"),
+        ([("A", "b"), ("A", "c")], ("AbC", 0), "the one that gave that very answer"),
+        ([("A", "b"), ("A", "b")], ("AbC", 1), "the latest of equals"),
+        ([("AbC", "d"), ("A", "b")], ("AbCdE", 0), "the longest"),
+        ([("A", "b"), ("AbC", "")], ("AbCdE", 0), "not one that sampled nothing"),
+    ],
+)
+def test_a_call_goes_on_from(asked: list[tuple[str, str]], follows: tuple[str, int | None], why: str) -> None:
+    calls = [
+        call(seq, [seq], [9] if reply else [], messages=said(words), reply=said(reply)[0] if reply else {})
+        for seq, (words, reply) in enumerate(asked)
+    ]
+    words, expected = follows
+    last = call(len(calls), [50], [60], messages=said(words))
+    found = {after.seq: before.seq for after, before in continued([*calls, last])}
+    assert found.get(last.seq) == expected, why
+    assert ([one.continues for one in find_breaks([*calls, last]) if one.seq == last.seq] == [expected]) is (
+        expected is not None
+    )
