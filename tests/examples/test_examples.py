@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from examples.count_stars.draw import picture
-from examples.over_harnesses import over, row
-from polarq.contracts.rollout import RolloutState
+from examples.over_harnesses import over, row, troubles
+from polarq.contracts.rollout import Boundary, Outcome, RolloutState, TaskCounts, TaskResult, TaskState
 from polarq.contracts.task import Task
 from polarq.testing.conformance.scenario import load, shipped
 from polarq.testing.inference import Script, ToolCall, Turn
@@ -19,6 +20,7 @@ from polarq.testing.inference.scenario import load_scenario
 from polarq.testing.inference.tokenizer import load_tokenizer
 from polarq.trainers.rows import rows
 
+from ..export.samples import result
 from .rig import EXAMPLES, asking, images, results, script, sha256, shell_turn, stack, writes
 
 LOOKS = {
@@ -59,6 +61,22 @@ def _installed() -> Path:
     from polarq.testing.calculator import TASK_FILE
 
     return TASK_FILE
+
+
+def test_over_harnesses_prints_rewards_and_why_there_is_none() -> None:
+    lost = Outcome(state=RolloutState.FAILED, boundary=Boundary.MODEL, reason="model_failed", message="it broke off")
+    now = datetime.now(UTC)
+    found = TaskResult(
+        task_id="t",
+        run_id="r",
+        state=TaskState.COMPLETED,
+        counts=TaskCounts(total=2),
+        results=[result(0, reward=0.0), result(1, reward=None, outcome=lost)],
+        created_at=now,
+        updated_at=now,
+    )
+    assert row("codex", found) == "codex            0 (ok), no reward (model_failed)"
+    assert troubles(found) == ["  t.1: it broke off"]
 
 
 # --- with the programs
