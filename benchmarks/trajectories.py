@@ -3,14 +3,13 @@
     python -m benchmarks.trajectories                 all of it
     python -m benchmarks.trajectories samples bytes   only these parts (samples, bytes, speed)
 
-samples: rows and tokens that a trainer gets of a session, `per_request` against `prefix_merging`. The openings (system
-prompt, tools, task) and the growth per turn are those of harnesses' captured requests (tests/fixtures/harness),
-stretched to `TURNS` turns: the captures themselves are two or three turns long. Ids are of the shipped tokenizer.
+samples: rows and tokens that a trainer gets of a session, `per_request` against `prefix_merging`, on recorded sessions
+of real agent programs (tests.trajectory.sessions says what they are), in both contexts.
 bytes: of those sessions' merged trajectories as committed, per token of their traces: ids, masks and log-probabilities,
-beside the same numbers as JSON; messages apart. Turns that are alike compress well: `zipf` is a session without a
-repetition, whose ids are spread as those of a large vocabulary.
-speed: tokens a second that a builder reads (prompts and samples of all calls), of sessions that grow to 128,000 tokens:
-the median of `REPEATS`, and the time per token against the session of 20 turns.
+beside the same numbers as JSON; messages apart. The scripted model's vocabulary is small: `zipf` is a session whose ids
+are spread as those of a large one, without a repetition.
+speed: tokens a second that a builder reads (prompts and samples of all calls) and writes (traces), of sessions that
+grow to 128,000 tokens: the least processor time of `REPEATS`, and the time per token against the session of 20 turns.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from statistics import median
 
@@ -28,18 +26,16 @@ import numpy as np
 from polarq.contracts.completion import Completion
 from polarq.contracts.trajectory import Trace, Trajectory
 from polarq.store.codec import encode_trajectory
-from polarq.testing.inference.tokenizer import Tokenizer, load_tokenizer
 from polarq.trajectory.base import Builder
 from polarq.trajectory.per_request import PerRequestBuilder
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
-from tests.proxy.harness_replay import captured, parsed
+from tests.trajectory.sessions import CONTEXTS, HARNESSES, session
 
-HARNESSES = ("claude-code", "codex", "gemini-cli", "mini-swe-agent", "openhands-sdk", "pi", "qwen-code", "swe-agent")
-TURNS = 24
 BUILDERS: tuple[type[Builder], ...] = (PrefixMergingBuilder, PerRequestBuilder)
-REPEATS = 7
+REPEATS = 15
 GROWTH = 640
 """Ids per turn where speed is measured, half of them sampled: 200 turns are 128,000."""
+ZIPF_TURNS = 24
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -54,30 +50,11 @@ def a_call(
     )  # fmt: skip
 
 
-def harness_session(harness: str, tokenizer: Tokenizer) -> list[Completion]:
-    """A captured opening, and its first turn over and over with another number in it."""
-    first, second = map(parsed, captured(harness)[:2])
-    grown = second.messages[len(first.messages) :]
-    said = [m for m in grown if m["role"] == "assistant"]
-    told = [m for m in grown if m["role"] != "assistant"]
-    seen = tokenizer.encode(json.dumps([first.tools, first.messages])) + tokenizer.assistant_opening
-    messages = [{"role": "user", "content": json.dumps(first.messages)}]
-    calls, logprobs = [], np.random.default_rng(3)
-    for turn in range(TURNS):
-        sampled = [*tokenizer.encode(f"{turn} {json.dumps(said)}"), tokenizer.turn_end_id]
-        values = (-logprobs.exponential(0.4, len(sampled))).astype(np.float32).tolist()
-        calls.append(a_call(turn, list(seen), sampled, list(messages), values))
-        heard = f"{turn} {json.dumps(told)}"
-        seen += [*sampled, *tokenizer.encode(heard), *tokenizer.assistant_opening]
-        messages += [{"role": "assistant", "content": f"answer {turn}"}, {"role": "user", "content": heard}]
-    return calls
-
-
 def zipf_session() -> list[Completion]:
     """500 new ids and 300 sampled ones a turn."""
     random_ = np.random.default_rng(3)
     seen, calls = list[int](), []
-    for turn in range(TURNS):
+    for turn in range(ZIPF_TURNS):
         new, sampled = (np.minimum(random_.zipf(1.25, size), 151_000).tolist() for size in (500, 300))
         seen += new
         values = (-random_.exponential(0.4, len(sampled))).astype(np.float32).tolist()
@@ -103,37 +80,45 @@ def grown_session(turns: int, *, drift: bool) -> list[Completion]:
     return calls
 
 
-def trained(traces: Sequence[Trace]) -> tuple[int, int]:
-    """(samples, tokens) that a trainer computes."""
+def trained(trajectory: Trajectory) -> tuple[int, int]:
+    """(samples, tokens) that a trainer computes: of traces with something to train on."""
+    traces = [trace for trace in trajectory.traces if trace.untrainable is None]
     return len(traces), sum(len(trace.prompt_ids) + len(trace.response_ids) for trace in traces)
 
 
 def samples() -> None:
-    tokenizer = load_tokenizer()
-    print(f"samples and tokens per rollout of {TURNS} turns, per_request against prefix_merging")
-    ratios = []
-    for harness in HARNESSES:
-        calls = harness_session(harness, tokenizer)
-        apart, merged = PerRequestBuilder({}).build(calls), PrefixMergingBuilder({}).build(calls)
-        (n, tokens), (n_merged, tokens_merged) = trained(apart.traces), trained(merged.traces)
-        kept = merged.fidelity.trainable_tokens / apart.fidelity.trainable_tokens
-        ratios.append((n / n_merged, tokens / tokens_merged))
-        print(
-            f"  {harness:16} samples {n} / {n_merged} = {n / n_merged:.1f}, tokens {tokens:,} / {tokens_merged:,} = "
-            f"{tokens / tokens_merged:.1f}, sampled tokens kept {kept:.0%}"
-        )
-    by_samples, by_tokens = (median(column) for column in zip(*ratios, strict=True))
-    print(f"  median: {by_samples:.1f} times fewer samples, {by_tokens:.1f} times fewer tokens")
+    print("samples and tokens of a rollout, per_request against prefix_merging")
+    for context in CONTEXTS:
+        all_apart, all_merged = (0, 0), (0, 0)
+        for harness in HARNESSES:
+            calls = session(harness, context)
+            apart, merged = PerRequestBuilder({}).build(calls), PrefixMergingBuilder({}).build(calls)
+            _compare(f"{harness} ({context})", apart, merged)
+            all_apart, all_merged = _added(all_apart, trained(apart)), _added(all_merged, trained(merged))
+        by_samples, by_tokens = (one / other for one, other in zip(all_apart, all_merged, strict=True))
+        print(f"  {context}, all of them: {by_samples:.1f} times fewer samples, {by_tokens:.1f} times fewer tokens")
+
+
+def _compare(name: str, apart: Trajectory, merged: Trajectory) -> None:
+    (n, tokens), (n_merged, tokens_merged) = trained(apart), trained(merged)
+    kept = merged.fidelity.trainable_tokens / apart.fidelity.trainable_tokens
+    print(
+        f"  {name:24} samples {n} / {n_merged} = {n / n_merged:.1f}, tokens {tokens:,} / {tokens_merged:,} = "
+        f"{tokens / tokens_merged:.1f}, sampled tokens kept {kept:.0%}, breaks {len(merged.fidelity.breaks)}"
+    )
+
+
+def _added(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
 
 
 def sizes() -> None:
-    tokenizer = load_tokenizer()
     print("bytes per token of the committed trajectory (prefix_merging)")
     rows = []
-    sessions = {harness: harness_session(harness, tokenizer) for harness in HARNESSES}
+    sessions = {harness: session(harness, "exact") for harness in HARNESSES}
     for name, calls in {**sessions, "zipf": zipf_session()}.items():
         merged = PrefixMergingBuilder({}).build(calls)
-        tokens = trained(merged.traces)[1]
+        tokens = trained(merged)[1]
         bare = [_numbers(trace) for trace in merged.traces]
         numbers = Trajectory(builder=merged.builder, traces=bare)
         text = json.dumps(
@@ -157,7 +142,7 @@ def _numbers(trace: Trace) -> Trace:
 
 
 def speed() -> None:
-    print(f"tokens a second that a builder reads, median of {REPEATS}; {GROWTH} tokens a turn")
+    print(f"tokens a second that a builder reads and writes, best of {REPEATS}; {GROWTH} tokens a turn")
     for drift in (False, True):
         print(f"  {'every call breaks' if drift else 'every call goes on'}")
         for kind in BUILDERS:
@@ -165,7 +150,8 @@ def speed() -> None:
             for turns in (20, 50, 100, 200):
                 calls = grown_session(turns, drift=drift)
                 tokens = sum(len(call.prompt_ids) + len(call.sampled_ids) for call in calls)
-                took = median(_seconds(kind({}), calls) for _ in range(REPEATS)) / tokens
+                tokens += trained(kind({}).build(calls))[1]
+                took = min(_seconds(kind({}), calls) for _ in range(REPEATS)) / tokens
                 shortest = shortest or took
                 print(
                     f"    {kind.name:15} {turns:3} turns, {tokens:10,} tokens: {1 / took / 1e6:5.1f} M/s, "

@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from polarq.errors import PolarqError
 from polarq.testing.stack import LocalStack
 
 
@@ -31,4 +32,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except PolarqError as exc:
+        raise SystemExit(str(exc)) from None

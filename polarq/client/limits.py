@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polarq.callback.address import check_callback_url, own_ports
-from polarq.contracts.evaluators import judges_of
+from polarq.contracts.evaluators import servers_of
 from polarq.contracts.task import Task
 from polarq.errors import InvalidTask
 from polarq.topology.allowed import THIS_FILE, not_allowed
@@ -50,10 +50,10 @@ class Judge:
             problem = check_callback_url(task.callback_url, hosts, own_ports(self._topology))
             if problem is not None:
                 lines.append(f"callback_url: {problem}")
-        for url in judges_of(task.evaluator) if task.evaluator is not None else []:
+        for key, url in servers_of(task.evaluator) if task.evaluator is not None else []:
             hosts, setting = rules.security.judge_hosts, "security.judge_hosts"
             if problem := check_callback_url(url, hosts, setting=setting):
-                lines.append(f"evaluator.config.judge_base_url: {problem}")
+                lines.append(f"evaluator.config.{key}: {problem}")
         return lines
 
 

@@ -48,6 +48,8 @@ class CompositeConfig(Contract):
         for part in parts:
             if part.strategy == "composite":
                 raise ValueError(f"part '{part.name}' is a composite itself; put its parts here")
+            if part.strategy == "self_distillation":
+                raise ValueError(f"part '{part.name}': self_distillation is no part; put it around the composite")
             if ":" in part.strategy or "." in part.strategy:
                 raise ValueError(f"part '{part.name}': an import path cannot be a part; name an installed evaluator")
         return parts

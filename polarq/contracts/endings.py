@@ -106,12 +106,7 @@ def checked_rules(rules: Mapping[Ending, EndingRule]) -> None:
     for ending, rule in rules.items():
         if rule.use is Use.TRAIN and ending not in OWN_DOING:
             raise ValueError(f"{ending.value}: is not the policy's doing and carries no reward; mask or replace it")
-        if rule.use is Use.REPLACE and ending in {
-            Ending.COMPLETED,
-            Ending.CANCELLED,
-            Ending.EARLY_STOPPED,
-            Ending.TASK,
-        }:
+        if rule.use is Use.REPLACE and ending in NOT_REPLACED:
             raise ValueError(f"{ending.value}: cannot be replaced")
 
 

@@ -14,8 +14,9 @@ from pydantic import Field, StringConstraints, ValidationError, field_validator
 from polarq.contracts.answers import ExactMatchConfig, JsonSchemaConfig, MathVerifyConfig
 from polarq.contracts.base import Contract, problems_of
 from polarq.contracts.composite import CompositeConfig
+from polarq.contracts.distillation import SelfDistillationConfig
 from polarq.contracts.harbor import HarborConfig, HarborRubricConfig
-from polarq.contracts.judging import JudgeConfig, LlmJudgeConfig
+from polarq.contracts.judging import LlmJudgeConfig
 from polarq.contracts.specs import EvaluatorSpec
 from polarq.contracts.swebench import SwebenchConfig
 from polarq.contracts.verifiers import ScriptConfig
@@ -97,10 +98,14 @@ _CONFIGS: dict[str, type[Contract]] = {
     "llm_judge": LlmJudgeConfig,
     "math_verify": MathVerifyConfig,
     "script": ScriptConfig,
+    "self_distillation": SelfDistillationConfig,
     "session_completed": SessionCompletedConfig,
     "swebench_harness": SwebenchConfig,
     "test_on_output": TestOnOutputConfig,
 }
+
+
+BUILT_IN = frozenset(_CONFIGS)
 
 
 def check_evaluator(spec: EvaluatorSpec) -> None:
@@ -114,12 +119,25 @@ def check_evaluator(spec: EvaluatorSpec) -> None:
         at_the_top = [not error["loc"] for error in exc.errors(include_url=False)]
         lines = [f"config{': ' if top else '.'}{line}" for top, line in zip(at_the_top, problems_of(exc), strict=True)]
         raise ValueError("; ".join(lines)) from None
-    if isinstance(made, CompositeConfig):
-        for part in made.parts:
-            try:
-                check_evaluator(part.spec())
-            except ValueError as exc:
-                raise ValueError(f"config.parts.{part.name}: {exc}") from None
+    for place, inner in _inner(made):
+        try:
+            check_evaluator(inner)
+        except ValueError as exc:
+            raise ValueError(f"config.{place}: {exc}") from None
+
+
+def _inner(config: Contract) -> list[tuple[str, EvaluatorSpec]]:
+    """The evaluators within one, by where they stand in its config."""
+    if isinstance(config, CompositeConfig):
+        return [(f"parts.{part.name}", part.spec()) for part in config.parts]
+    return [("evaluator", config.evaluator)] if isinstance(config, SelfDistillationConfig) else []
+
+
+def all_of(spec: EvaluatorSpec) -> list[EvaluatorSpec]:
+    """A built-in evaluator of a task that was checked, and all within it, those that come first in it first."""
+    config = _CONFIGS.get(spec.strategy)
+    within = _inner(config.model_validate(spec.config)) if config in {CompositeConfig, SelfDistillationConfig} else []
+    return [spec, *(one for _, inner in within for one in all_of(inner))]
 
 
 HOST_FOLDERS = ("task_dir", "tests_dir")
@@ -129,28 +147,33 @@ REPOSITORY = {"test_on_output": "/testbed", "swebench_harness": "/testbed"}
 
 
 def repository_of(spec: EvaluatorSpec) -> str | None:
-    """The folder that the agent works in, where the evaluator names one, or a part of it does."""
-    named = spec.config.get("repo_dir") or REPOSITORY.get(spec.strategy)
-    if named is not None or spec.strategy != "composite":
-        return named if isinstance(named, str) else None
-    parts = [part.spec() for part in CompositeConfig.model_validate(spec.config).parts]
-    return next((found for found in map(repository_of, parts) if found is not None), None)
+    """The folder that the agent works in, where the evaluator names one, or one within it does."""
+    named = [one.config.get("repo_dir") or REPOSITORY.get(one.strategy) for one in all_of(spec)]
+    return next((found for found in named if isinstance(found, str)), None)
 
 
-def judges_of(spec: EvaluatorSpec) -> list[str]:
-    """Addresses of the judges that a built-in evaluator, or a part of it, asks."""
-    if spec.strategy == "composite":
-        return [url for part in CompositeConfig.model_validate(spec.config).parts for url in judges_of(part.spec())]
-    config = _CONFIGS.get(spec.strategy)
-    if config is None or not issubclass(config, JudgeConfig):
-        return []
-    return [str(spec.config["judge_base_url"])]
+def servers_of(spec: EvaluatorSpec) -> list[tuple[str, str]]:
+    """(key of the config, address) of the servers that a built-in evaluator, or one within it, asks."""
+    keys = ("judge_base_url", "teacher_base_url")
+    return [
+        (key, str(one.config[key]))
+        for one in all_of(spec)
+        for key in keys
+        if key in _CONFIGS.get(one.strategy, Contract).model_fields and one.config.get(key) is not None
+    ]
 
 
 def folders_of(spec: EvaluatorSpec) -> list[str]:
-    """Folders on the node's host that a built-in evaluator, or a part of it, brings into sandboxes."""
-    if spec.strategy == "composite":
-        return [one for part in CompositeConfig.model_validate(spec.config).parts for one in folders_of(part.spec())]
-    if not issubclass(_CONFIGS.get(spec.strategy, Contract), HarborConfig):
-        return []
-    return [str(spec.config[key]) for key in HOST_FOLDERS if spec.config.get(key) is not None]
+    """Folders on the node's host that a built-in evaluator, or one within it, brings into sandboxes."""
+    return [
+        str(one.config[key])
+        for one in all_of(spec)
+        if issubclass(_CONFIGS.get(one.strategy, Contract), HarborConfig)
+        for key in HOST_FOLDERS
+        if one.config.get(key) is not None
+    ]
+
+
+def grades_fresh(spec: EvaluatorSpec) -> bool:
+    """Whether it, or one within it, grades in a sandbox that the agent never saw."""
+    return any(one.refresh_runtime for one in all_of(spec))

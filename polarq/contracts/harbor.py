@@ -43,7 +43,9 @@ class HarborConfig(RewardRange):
     """Whether a verifier that does not exit with 0 has come to no verdict."""
     upload_attempts: int = Field(3, ge=1, le=10)
     repo_dir: NonBlank | None = None
-    """With `refresh_runtime`: the folder whose changes are taken along; else a task's work is the whole sandbox."""
+    """The folder that the agent works in, as `script` has it: what the agent put there to steer a test runner, and test
+    files that it changed, are as they were when the verifier runs. None: a task's work is the whole sandbox."""
+    keep_agent_scaffolding: bool = False
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from polarq.contracts.answers import AnswerConfig
 from polarq.contracts.base import Contract
 from polarq.contracts.specs import NonBlank
 
 
+def _http(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("must be an http or https address")
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise ValueError("must be an address without a user, password or query")
+    return value.rstrip("/")
+
+
+HttpAddress = Annotated[NonBlank, AfterValidator(_http)]
+"""Of a server that an evaluator asks."""
+
+
 class JudgeConfig(Contract):
     """A judge behind an OpenAI-compatible server."""
 
-    judge_base_url: NonBlank
+    judge_base_url: HttpAddress
     """With or without /v1. Its host must be among the node's `security.judge_hosts`."""
     judge_model: NonBlank
     judge_api_key_env: NonBlank | None = None
@@ -37,16 +50,6 @@ class JudgeConfig(Contract):
     """How the server is told what to answer."""
     max_section_chars: int = Field(40_000, ge=100)
     """Most characters of a text in a question; of a longer one the middle is left out, which the judge is told."""
-
-    @field_validator("judge_base_url")
-    @classmethod
-    def _http(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError("must be an http or https address")
-        if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-            raise ValueError("must be an address without a user, password or query")
-        return value.rstrip("/")
 
 
 class LlmJudgeConfig(AnswerConfig, JudgeConfig):

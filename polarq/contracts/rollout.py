@@ -163,6 +163,8 @@ class Reward(Contract):
     """One per trace, in place of `outcome`."""
     turn_rewards: list[list[float]] | None = None
     """Per trace, one per turn: credit beside the trace's reward."""
+    teacher_logprobs: list[list[float] | None] | None = None
+    """Per trace, as `Trace.teacher_logprobs`. A committed result has them on its traces alone."""
     evaluator: str
     report: dict[str, Any] = {}
     """The evaluator's evidence: JSON, small."""

@@ -39,6 +39,24 @@ class SweInstance(BaseModel):
     log_parser: str = ""
     eval_type: str = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _multi_swe(cls, data: Any) -> Any:
+        """A row of Multi-SWE-bench: tests as maps by how they went before and after, and the commit in `base`."""
+        if not isinstance(data, dict) or "FAIL_TO_PASS" in data or "f2p_tests" not in data:
+            return data
+        tests = {kind: list(data.get(f"{kind}2p_tests") or {}) for kind in ("f", "s", "n", "p")}
+        org, repo, base = data.get("org", ""), data.get("repo", ""), data.get("base")
+        name = f"{org}/{repo}" if org and "/" not in repo else repo
+        return {
+            "instance_id": f"{name.replace('/', '__')}-{data.get('number', '')}",
+            **data,
+            "repo": name,
+            "base_commit": base.get("sha", "") if isinstance(base, dict) else data.get("base_commit", ""),
+            "FAIL_TO_PASS": [*tests["f"], *tests["s"], *tests["n"]],
+            "PASS_TO_PASS": tests["p"],
+        }
+
     _lists = field_validator("FAIL_TO_PASS", "PASS_TO_PASS", mode="before")(_from_text)
 
     @field_validator("version", mode="before")

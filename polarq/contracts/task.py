@@ -284,4 +284,7 @@ def _with_absolute_folders(evaluator: Mapping[str, Any], base: Path) -> Mapping[
     parts = config.get("parts")
     if evaluator.get("strategy") == "composite" and isinstance(parts, list):
         config["parts"] = [_with_absolute_folders(part, base) if isinstance(part, Mapping) else part for part in parts]
+    inner = config.get("evaluator")
+    if evaluator.get("strategy") == "self_distillation" and isinstance(inner, Mapping):
+        config["evaluator"] = _with_absolute_folders(inner, base)
     return {**evaluator, "config": config}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from enum import StrEnum
 from typing import Any, Self
 
@@ -61,6 +60,9 @@ class Trace(Contract):
     loss_mask: list[int]
     logprobs: list[float]
     """Natural logarithm, one per response token, always finite."""
+    teacher_logprobs: list[float] | None = None
+    """A teacher's natural logarithm for each response token, 0.0 under mask 0; None: no teacher was asked, or it had
+    nothing to say of this trace."""
     weight_versions: list[VersionSpan] = []
     """Spans over `response_ids`."""
     images: list[Image] = []
@@ -96,10 +98,10 @@ class Trace(Contract):
         if len(self.loss_mask) != length or len(self.logprobs) != length:
             lengths = f"response_ids ({length}), loss_mask ({len(self.loss_mask)}), logprobs ({len(self.logprobs)})"
             raise ValueError(f"{lengths} differ in length")
-        if any(bit not in (0, 1) for bit in self.loss_mask):
+        if not set(self.loss_mask) <= {0, 1}:
             raise ValueError("loss_mask holds something other than 0 and 1")
-        if not all(math.isfinite(value) for value in self.logprobs):
-            raise ValueError("logprobs holds a value that is not finite")
+        if self.teacher_logprobs is not None and len(self.teacher_logprobs) != length:
+            raise ValueError(f"teacher_logprobs ({len(self.teacher_logprobs)}) and response_ids ({length}) differ")
         return self
 
     @property

@@ -34,7 +34,9 @@ class ScriptConfig(RewardRange):
     reward_from: Literal["exit_code", "file", "output"] = "exit_code"
     """exit_code: `max_reward` when it is 0, else `min_reward`. file: what the command writes to the path in
     `$POLARQ_REWARD_FILE`. output: the last line that it prints. Both are a number, or a JSON object with one under
-    `reward_key`; they count only where the command exits with 0."""
+    `reward_key`; they count only where the command exits with 0. The object may hold credit as well: `trace_rewards`, a
+    number per trace in place of the reward, and `turn_rewards`, a list per trace with a number per turn. The traces and
+    their turns stand in the JSON file `$POLARQ_TRACES_FILE`."""
     reward_key: NonBlank = "reward"
     repo_dir: NonBlank | None = None
     """The folder that the agent works in: test files that the agent changed, and what it put there to steer a test

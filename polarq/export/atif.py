@@ -23,7 +23,7 @@ from polarq.trainers.rows import written_out
 VERSION = "ATIF-v1.8"
 KEPT = {
     "index", "parent", "shared", "cause", "reward", "weight", "finish_reason", "completion_seqs", "untrainable",
-    "images",
+    "images", "teacher_logprobs",
 }  # fmt: skip
 """Of a trace, in `extra.polarq.trace`."""
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")

@@ -97,6 +97,7 @@ def _schema() -> Any:
     may_miss = [
         ("reward", arrow.float64()), ("outcome_reward", arrow.float64()), ("oldest", arrow.int64()),
         ("newest", arrow.int64()), ("finish_reason", text), ("unused", text),
+        ("teacher_logprobs", arrow.list_(arrow.float32())),
     ]  # fmt: skip
     fields = [
         *(arrow.field(name, kind, nullable=False) for name, kind in required),

@@ -8,6 +8,7 @@
 | prompt_ids, response_ids | list of int32 | the sequence is one after the other |
 | loss_mask | list of uint8 | over `response_ids`; 1: sampled by the policy, and to be trained on |
 | logprobs | list of float32 | over `response_ids`; natural logarithm; 0.0 under mask 0 |
+| teacher_logprobs | list of float32 or null | the same of a teacher, where one was asked (`self_distillation`) |
 | reward | float64 or null | this row's; null: no verdict |
 | outcome_reward | float64 or null | the rollout's |
 | weight | float64 | 1 / number of the rollout's rows that may be trained on |
@@ -47,7 +48,7 @@ READ = frozenset({SCHEMA, "polarq.rows/1"})
 _INT32 = 2**31
 _ROW = (
     "group", "rollout", "rollout_id", "trace", "prompt_ids", "response_ids", "loss_mask", "logprobs", "reward",
-    "weight", "oldest", "newest", "finish_reason",
+    "weight", "oldest", "newest", "finish_reason", "teacher_logprobs",
 )  # fmt: skip
 
 
@@ -66,7 +67,8 @@ def row_records(result: RolloutResult, *, everything: bool) -> list[Record]:
 
 def _unused(result: RolloutResult, trace: Trace) -> Record:
     """A trace that must not be trained on, under a mask that says so."""
-    nothing = {"loss_mask": [0] * len(trace.response_ids), "logprobs": [0.0] * len(trace.response_ids)}
+    length = len(trace.response_ids)
+    nothing = {"loss_mask": [0] * length, "logprobs": [0.0] * length, "teacher_logprobs": None}
     why = trace.untrainable or why_not(result.outcome)
     return _record(result, row_of(result, trace.model_copy(update=nothing), 0.0), why)
 
@@ -99,6 +101,7 @@ def row_images(result: RolloutResult, records: Sequence[Record]) -> dict[str, by
 def read_row(record: Record) -> Row:
     """The row that a record was made of. Raises `InvalidInput` for what is none."""
     try:
+        record = {"teacher_logprobs": None, **record}  # files of before have none
         _check(record)
         return Row(
             versions=[VersionSpan.stored(span) for span in record["versions"]],
@@ -116,6 +119,8 @@ def _check(record: Record) -> None:
     length = len(record["response_ids"])
     if len(record["loss_mask"]) != length or len(record["logprobs"]) != length:
         raise ValueError("response_ids, loss_mask and logprobs differ in length")
+    if record["teacher_logprobs"] is not None and len(record["teacher_logprobs"]) != length:
+        raise ValueError("response_ids and teacher_logprobs differ in length")
     for name in ("prompt_ids", "response_ids"):
         ids = np.asarray(record[name] or [0])
         if ids.dtype.kind != "i" or ids.min() < -_INT32 or ids.max() >= _INT32:
@@ -162,6 +167,7 @@ def _trace(row: Row, unused: str | None) -> Trace:
         response_ids=row.response_ids,
         loss_mask=row.loss_mask,
         logprobs=row.logprobs,
+        teacher_logprobs=row.teacher_logprobs,
         weight_versions=row.versions,
         finish_reason=row.finish_reason,
         reward=row.reward,

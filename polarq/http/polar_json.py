@@ -54,7 +54,7 @@ _EARLY_STOP = tuple(EarlyStop(min_usable=0, usable=0, elapsed_ms=0).metadata())
 
 _OWN = {
     "index", "parent", "shared", "cause", "left_out", "weight", "weight_versions", "completion_seqs", "turns",
-    "untrainable", "images",
+    "untrainable", "images", "teacher_logprobs",
 }  # fmt: skip
 """Of a trace, beside what Polar has."""
 

@@ -2,10 +2,10 @@
 
 Layout: `PQ`, one version byte, CRC-32 of what follows (little endian), then a zstd frame of MessagePack. Lists of
 integers under keys that end in `_ids`, and under `loss_mask`, are int32 (extension 1); lists of numbers under
-`logprobs` are float32 (extension 2), in which a missing value is NaN. Both are four planes, one after the other: the
-lowest bytes of all values, then the second lowest and so on, because the high bytes of token ids are much alike.
-Engines compute log-probabilities in float32, so nothing is lost; any other list of numbers stays as it is. An integer
-beyond 64 bits, which a harness may send, is its decimal text (extension 3).
+`logprobs` and `teacher_logprobs` are float32 (extension 2), in which a missing value is NaN. Both are four planes, one
+after the other: the lowest bytes of all values, then the second lowest and so on, because the high bytes of token ids
+are much alike. Engines compute log-probabilities in float32, so nothing is lost; any other list of numbers stays as it
+is. An integer beyond 64 bits, which a harness may send, is its decimal text (extension 3).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _packed(value: Any, key: str = "") -> Any:
         return value
     if value and (key.endswith("_ids") or key == "loss_mask"):
         return _int32(value)
-    if value and key == "logprobs":
+    if value and key in {"logprobs", "teacher_logprobs"}:
         return _float32(value)
     return [_packed(item) if isinstance(item, (dict, list)) else item for item in value]
 

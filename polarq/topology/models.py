@@ -494,11 +494,13 @@ class SecuritySection(Contract):
     )
     judge_hosts: list[str] = Field(
         ["127.0.0.1", "localhost", "::1"],
-        description="Hosts that an evaluator's judge_base_url may name, spelt as in callback_hosts.",
+        description="Hosts that an evaluator's judge_base_url or teacher_base_url may name, spelt as in "
+        "callback_hosts.",
     )
     judge_key_envs: list[str] = Field(
         ["JUDGE_API_KEY"],
-        description="Environment variables of a node whose value a task may have sent to its judge, as the key.",
+        description="Environment variables of a node whose value a task may have sent to its judge or teacher, as the "
+        "key.",
     )
 
 

@@ -15,8 +15,8 @@ from polarq.errors import InvalidInput
 class Row:
     """One sequence to train on.
 
-    `loss_mask` and `logprobs` are as long as `response_ids`. Mask 1: sampled by the policy, with the natural logarithm
-    of the probability it was sampled at; mask 0: nothing to train on, 0.0.
+    `loss_mask`, `logprobs` and `teacher_logprobs` are as long as `response_ids`. Mask 1: sampled by the policy, with
+    the natural logarithm of the probability it was sampled at; mask 0: nothing to train on, 0.0.
     """
 
     group: str
@@ -43,6 +43,8 @@ class Row:
     """The calls, in order, with their spans of `response_ids` and the rewards of those that have one."""
     images: list[Image]
     """The pictures, in order, with their spans of `prompt_ids + response_ids`."""
+    teacher_logprobs: list[float] | None = None
+    """A teacher's, one for each of `logprobs`, where there was one."""
 
 
 def rows(result: RolloutResult) -> list[Row]:
@@ -99,6 +101,7 @@ def row_of(result: RolloutResult, trace: Trace, weight: float) -> Row:
         finish_reason=trace.finish_reason,
         turns=trace.turns,
         images=trace.images,
+        teacher_logprobs=trace.teacher_logprobs,
     )
 
 

@@ -55,20 +55,25 @@ def trained_logprobs(completion: Completion, untrainable: str | None) -> list[fl
     one is there (a trace that lacked one could not be made)."""
     if untrainable is not None:
         return [0.0] * len(completion.sampled_ids)
-    return [float(value) for value in completion.logprobs if value is not None]
+    return [value for value in completion.logprobs if value is not None]
 
 
 def weighted(traces: list[Trace]) -> list[Trace]:
     """Gives each trainable trace the weight 1 / their number, and the others 0."""
-    count = sum(1 for trace in traces if trace.trainable_tokens)
-    return [t.model_copy(update={"weight": 1 / count if t.trainable_tokens else 0.0}) for t in traces]
+    trainable = [bool(trace.trainable_tokens) for trace in traces]
+    share = 1 / max(sum(trainable), 1)
+    return [
+        trace.model_copy(update={"weight": share if trained else 0.0})
+        for trace, trained in zip(traces, trainable, strict=True)
+    ]
 
 
 def rewarded(trajectory: Trajectory, reward: Reward) -> Trajectory:
     """The trajectory with each trace's reward (its own where the evaluator gave one, else the outcome), and each turn's
-    where there are any.
+    and a teacher's log-probabilities where there are any.
 
-    Raises ValueError when there are not as many trace rewards as traces, or turn rewards as turns.
+    Raises ValueError when there are not as many trace rewards as traces, turn rewards as turns, or log-probabilities as
+    tokens.
     """
     own = reward.trace_rewards
     if own is not None and len(own) != len(trajectory.traces):
@@ -79,12 +84,28 @@ def rewarded(trajectory: Trajectory, reward: Reward) -> Trajectory:
         if [len(turns) for turns in reward.turn_rewards] != [len(trace.turns) for trace in traces]:
             raise ValueError("turn_rewards: not one list per trace with one reward per turn")
         traces = [_turned(trace, turns) for trace, turns in zip(traces, reward.turn_rewards, strict=True)]
+    if reward.teacher_logprobs is not None:
+        traces = _taught(traces, reward.teacher_logprobs)
     return trajectory.model_copy(update={"traces": traces})
 
 
 def _turned(trace: Trace, rewards: Sequence[float]) -> Trace:
     turns = [turn.model_copy(update={"reward": value}) for turn, value in zip(trace.turns, rewards, strict=True)]
     return trace.model_copy(update={"turns": turns})
+
+
+def _taught(traces: Sequence[Trace], logprobs: Sequence[Sequence[float] | None]) -> list[Trace]:
+    if len(logprobs) != len(traces):
+        raise ValueError(f"teacher_logprobs: {len(logprobs)} lists for {len(traces)} traces")
+    found = []
+    for trace, values in zip(traces, logprobs, strict=True):
+        if values is not None and len(values) != len(trace.loss_mask):
+            raise ValueError(
+                f"teacher_logprobs: {len(values)} for {len(trace.loss_mask)} tokens of trace {trace.index}"
+            )
+        own = None if values is None else [v if bit else 0.0 for v, bit in zip(values, trace.loss_mask, strict=True)]
+        found.append(trace.model_copy(update={"teacher_logprobs": own}))
+    return found
 
 
 def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fidelity:
@@ -111,7 +132,7 @@ def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fide
         masked_tokens=sampled - trainable,
         untrainable=reasons,
         breaks=find_breaks(completions),
-        missing_logprobs=sum(1 for c in completions for value in c.logprobs if value is None),
+        missing_logprobs=sum(c.logprobs.count(None) for c in completions),
         forged_control_tokens=sum(c.forged for c in completions),
         side_calls=sum(1 for c in completions if c.label is CompletionLabel.SIDE),
         side_tokens=sum(len(c.sampled_ids) for c in completions if c.label is CompletionLabel.SIDE),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from polarq.contracts.completion import Completion
@@ -18,7 +18,8 @@ def find_breaks(completions: Sequence[Completion]) -> list[Break]:
     breaks = []
     for completion, earlier in continued(completions):
         whole = [*earlier.prompt_ids, *earlier.sampled_ids]
-        same_ids = shared_length(whole, completion.prompt_ids)
+        goes_on = completion.prompt_ids[: len(whole)] == whole
+        same_ids = len(whole) if goes_on else shared_length(whole, completion.prompt_ids)
         shared = alike_until(earlier.images, completion.images, same_ids)
         if shared < len(whole):
             cause = _cause(shared, same_ids, earlier)
@@ -32,49 +33,49 @@ def _cause(shared: int, same_ids: int, earlier: Completion) -> str:
     return "sampled tokens re-encoded" if shared >= len(earlier.prompt_ids) else "prompt re-rendered"
 
 
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """Calls whose messages begin alike: with the same ones up to the first of a user."""
+
+    opening: Sequence[dict[str, Any]]
+    by_length: defaultdict[int, list[Completion]] = field(default_factory=lambda: defaultdict(list))
+    """The calls, by their number of messages."""
+
+
 def continued(completions: Sequence[Completion]) -> list[tuple[Completion, Completion]]:
     """Pairs of a call and the earlier one that its messages continue: the same opening, the same last message, then
-    an answer. Where several fit, the one that gave that very answer, else the latest."""
+    an answer. Where several fit, the one with most messages, then the one that gave that very answer, else the latest.
+    """
     pairs = []
-    conversations: defaultdict[str, list[Completion]] = defaultdict(list)
+    conversations: list[_Conversation] = []
     for completion in completions:
         if not completion.messages:
             continue
-        so_far = conversations[_opening(completion.messages)]
-        if (earlier := _continued_by(completion, so_far)) is not None:
+        opening = _opening(completion.messages)
+        known = next((one for one in reversed(conversations) if one.opening == opening), None)
+        if known is None:
+            conversations.append(known := _Conversation(opening))
+        if (earlier := _continued_by(completion, known.by_length)) is not None:
             pairs.append((completion, earlier))
         if completion.sampled_ids:
-            so_far.append(completion)
+            known.by_length[len(completion.messages)].append(completion)
     return pairs
 
 
-def _continued_by(completion: Completion, so_far: Sequence[Completion]) -> Completion | None:
+def _continued_by(completion: Completion, by_length: Mapping[int, Sequence[Completion]]) -> Completion | None:
     messages = completion.messages
-
-    def continues(earlier: Completion) -> bool:
-        length = len(earlier.messages)
-        return (
-            length < len(messages)
-            and messages[length].get("role") == "assistant"
-            and messages[length - 1] == earlier.messages[-1]
-        )
-
-    def how_well(earlier: Completion) -> tuple[int, bool, int]:
-        length = len(earlier.messages)
-        return length, _answered(earlier.reply, messages[length]), earlier.seq
-
-    return max(filter(continues, so_far), key=how_well, default=None)
+    for length in range(len(messages) - 1, 0, -1):
+        if messages[length].get("role") == "assistant":
+            fit = [one for one in by_length.get(length, ()) if one.messages[-1] == messages[length - 1]]
+            if fit:
+                return max(fit, key=lambda earlier: (_answered(earlier.reply, messages[length]), earlier.seq))
+    return None
 
 
 def _answered(reply: dict[str, Any], message: dict[str, Any]) -> bool:
     return all(message.get(key) == reply.get(key) for key in ("content", "tool_calls"))
 
 
-def _opening(messages: Sequence[dict[str, Any]]) -> str:
-    """All up to the first message of a user: what tells one conversation from another."""
-    opening = []
-    for message in messages:
-        opening.append(message)
-        if message.get("role") == "user":
-            break
-    return json.dumps(opening, sort_keys=True)
+def _opening(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    users = (place for place, message in enumerate(messages) if message.get("role") == "user")
+    return messages[: next(users, len(messages)) + 1]

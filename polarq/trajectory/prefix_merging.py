@@ -18,7 +18,7 @@ from typing import Any
 from polarq.contracts.base import Contract
 from polarq.contracts.completion import Completion, Image, VersionSpan
 from polarq.contracts.trajectory import Trace, Turn
-from polarq.trajectory.base import Builder, turn
+from polarq.trajectory.base import Builder, trained_logprobs, turn
 from polarq.trajectory.branches import Branch, Branches
 from polarq.trajectory.tree import Node, token_tree
 
@@ -103,18 +103,17 @@ def _trace(index: int, path: Sequence[Node]) -> Trace:
         call = node.completion
         between = call.prompt_ids[seen:]
         start = len(response) + len(between)
-        response += [*between, *call.sampled_ids]
-        # Under mask 0 the value is 0.0 by contract; under mask 1 the recorder has proven that every one is there.
-        values = (
-            [0.0] * len(call.sampled_ids) if node.untrainable else [float(v) for v in call.logprobs if v is not None]
-        )
-        mask += [0] * len(between) + [0 if node.untrainable else 1] * len(call.sampled_ids)
-        logprobs += [0.0] * len(between) + values
+        response += between
+        response += call.sampled_ids
+        mask += [0] * len(between)
+        mask += [0 if node.untrainable else 1] * len(call.sampled_ids)
+        logprobs += [0.0] * len(between)
+        logprobs += trained_logprobs(call, node.untrainable)
         versions += [
             VersionSpan(version=span.version, start=start + span.start, end=start + span.end)
             for span in call.weight_versions
         ]
-        turns.append(turn(node.completion, start, node.untrainable))
+        turns.append(turn(call, start, node.untrainable))
         seen = node.length
     return Trace(
         index=index,

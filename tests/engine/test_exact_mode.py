@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from polarq.contracts.completion import Completion
 from polarq.contracts.trajectory import Trace
 from polarq.ledger.keys import Keys
 from polarq.trajectory.breaks import find_breaks
+from polarq.trajectory.prefix_merging import PrefixMergingBuilder
 
 from .chat import WEATHER_TOOL
 from .conftest import Note
@@ -88,31 +90,52 @@ async def converse(session: Session, words: Vocabulary) -> None:
         messages = [*messages, said, answer]
 
 
-def whole(completion: Completion | Trace) -> list[int]:
-    sampled = completion.sampled_ids if isinstance(completion, Completion) else completion.response_ids
-    return [*completion.prompt_ids, *sampled]
+@dataclass(frozen=True)
+class Step:
+    """A call, as the merged trace that it is in tells it."""
+
+    prompt_ids: list[int]
+    sampled_ids: list[int]
 
 
-def broken(turns: Sequence[Completion | Trace]) -> int:
-    """Turns whose prompt does not begin with all of the turn before."""
-    return sum(later.prompt_ids[: len(whole(before))] != whole(before) for before, later in pairwise(turns))
+def steps(traces: Sequence[Trace]) -> list[Step]:
+    """In the order of the calls."""
+    found = {
+        turn.seq: Step(
+            [*trace.prompt_ids, *trace.response_ids[: turn.start]], trace.response_ids[turn.start : turn.end]
+        )
+        for trace in traces
+        for turn in trace.turns
+    }
+    return [found[seq] for seq in sorted(found)]
 
 
-def held_against_one_forward_pass(
-    reference: ReferenceModel, words: Vocabulary, turns: Sequence[Completion | Trace], texts: Sequence[Sequence[str]],
+def whole(call: Completion | Step) -> list[int]:
+    return [*call.prompt_ids, *call.sampled_ids]
+
+
+def broken(calls: Sequence[Completion | Step]) -> list[int]:
+    """Places of the calls whose prompt does not begin with all of the call before."""
+    return [
+        place
+        for place, (before, later) in enumerate(pairwise(calls), 1)
+        if later.prompt_ids[: len(whole(before))] != whole(before)
+    ]
+
+
+def held_against_forward_passes(
+    reference: ReferenceModel, words: Vocabulary, traces: Sequence[Trace], forced: Callable[[int], Sequence[str]],
     *, thinks: bool,
 ) -> Difference:  # fmt: skip
-    """The conversation as a trainer merges it: its last turn's ids hold all of it, so one pass checks every sample."""
-    first = len(turns[0].prompt_ids)
-    merged = whole(turns[-1])
-    rows = reference.distributions(merged[:first], merged[first:])
+    """One pass over each trace as a trainer gets it checks every sample in it. `forced`: the texts that the call of
+    that number had to choose from."""
     found = Difference()
-    for turn, forced in zip(turns, texts, strict=True):
-        sampled = whole(turn)[len(turn.prompt_ids) :]
-        at = len(turn.prompt_ids) - first
-        assert merged[at + first : at + first + len(sampled)] == sampled
-        own = rows[at : at + len(sampled)]
-        found |= difference(reference, words, own, sampled, turn.logprobs, forced, thinks=thinks)
+    for trace in traces:
+        rows = reference.distributions(trace.prompt_ids, trace.response_ids)
+        for turn in trace.turns:
+            own = slice(turn.start, turn.end)
+            sampled, logprobs = trace.response_ids[own], trace.logprobs[own]
+            found |= difference(reference, words, rows[own], sampled, logprobs, forced(turn.seq), thinks=thinks)
     return found
 
 
@@ -148,7 +171,7 @@ async def test_a_long_conversation_goes_on_from_what_was_sampled_and_passes_one_
         exchanges = session.exchanges
         counters = dict(proxy.proxy.counters.exact)
     assert len(completions) == len(exchanges) == TURNS
-    assert broken(completions) == 0
+    assert broken(completions) == []
     assert find_breaks(completions) == []
     assert [completion.exact for completion in completions] == [False] + [True] * (TURNS - 1)
     assert [completion.exact_missed for completion in completions] == [None] * TURNS
@@ -160,9 +183,12 @@ async def test_a_long_conversation_goes_on_from_what_was_sampled_and_passes_one_
         assert completion.sampled_ids == said.sampled_ids
         assert completion.logprobs == said.logprobs
         assert (completion.grammar is not None) == is_forced(completion.seq)
-    forced = [CALLS if is_forced(completion.seq) else () for completion in completions]
-    found = held_against_one_forward_pass(reference, words, completions, forced, thinks=True)
+    (trace,) = PrefixMergingBuilder({}).build(completions).traces
+    found = held_against_forward_passes(
+        reference, words, [trace], lambda seq: CALLS if is_forced(seq) else (), thinks=True
+    )
     note(f"exact mode, {TURNS} turns: 0 breaks, {len(whole(completions[-1]))} ids merged, {found}")
+    assert found.free_tokens + found.forced_tokens == trace.trainable_tokens
     assert found.largest < TOLERANCE
 
 
@@ -175,8 +201,9 @@ async def test_the_same_conversation_breaks_where_the_engine_renders_it(
         completions = await session.recorded()
     assert not any(completion.exact for completion in completions)
     breaks = find_breaks(completions)
-    note(f"observe mode, the same {TURNS} turns: {broken(completions)} breaks")
-    assert broken(completions) == len(breaks) > TURNS // 2
+    note(f"observe mode, the same {TURNS} turns: {len(breaks)} breaks")
+    assert broken(completions) == [one.seq for one in breaks]
+    assert len(breaks) > TURNS // 2
 
 
 class StackThroughTap(EngineStack):
@@ -189,33 +216,38 @@ class StackThroughTap(EngineStack):
 
 
 @pytest.mark.parametrize("context", ["exact", "observe"])
-async def test_the_unmodified_mini_swe_agent_works_without_a_break_in_exact_mode_alone(
+async def test_merged_traces_of_the_unmodified_mini_swe_agent_pass_one_forward_pass_each(
     engine: Server, tmp_path: Path, reference: ReferenceModel, words: Vocabulary, note: Note, context: str
 ) -> None:
-    """It makes a tool call a turn because the grammar that its own settings ask for leaves nothing else."""
+    """It makes a tool call a turn because the grammar that its own settings ask for leaves nothing else. In exact mode
+    the session is one trace; where the engine renders it, each place at which it is not is told as a break."""
     forced = {"chat_template_kwargs": {"enable_thinking": False}, "structured_outputs": {"choice": COMMANDS}}
     asked = {"max_tokens": 400, "temperature": 1.0, "extra_body": forced}
     agent = {"harness": "mini_swe_agent", "settings": {"step_limit": MINI_TURNS, "model_kwargs": asked}}
+    task = calculator_task(f"mini-{context}", agent, num_samples=1, builder={"strategy": "prefix_merging"})
     async with tapped(engine) as tap:
         with StackThroughTap(tmp_path, engine, tap.base_url, context) as stack:
-            result = await asyncio.to_thread(run, stack, calculator_task(f"mini-{context}", agent, num_samples=1))
+            result = await asyncio.to_thread(run, stack, task)
         [rollout] = result.results
         asked_of_engine = [exchange.request for exchange in tap.of(rollout.rollout_id)]
     trajectory = trajectory_of(rollout)
-    traces = trajectory.traces
-    assert len(traces) == len(asked_of_engine) == MINI_TURNS
-    sent = [(body.get("kv_transfer_params") or {}).get("prompt_token_ids") for body in asked_of_engine]
-    breaks = broken(traces)
-    assert len(trajectory.fidelity.breaks) == breaks
-    if context == "observe":
-        note(f"mini-swe-agent, {MINI_TURNS} turns in observe mode: {breaks} breaks")
-        assert sent == [None] * MINI_TURNS
-        assert breaks > MINI_TURNS // 2
-        return
-    assert breaks == 0
-    assert sent == [None, *(trace.prompt_ids for trace in traces[1:])]
-    assert all(trace.untrainable is None for trace in traces)
-    assert all(trace.response_messages[0]["tool_calls"] for trace in traces)
-    found = held_against_one_forward_pass(reference, words, traces, [COMMANDS] * MINI_TURNS, thinks=False)
-    note(f"mini-swe-agent, {MINI_TURNS} turns in exact mode: 0 breaks, {len(whole(traces[-1]))} ids merged, {found}")
+    traces, kept = trajectory.traces, trajectory.fidelity
+    calls = steps(traces)
+    assert len(calls) == len(asked_of_engine) == MINI_TURNS
+    assert broken(calls) == [one.seq for one in kept.breaks]
+    assert kept.trainable_tokens == kept.sampled_tokens
+    found = held_against_forward_passes(reference, words, traces, lambda _: COMMANDS, thinks=False)
+    note(
+        f"mini-swe-agent, {MINI_TURNS} turns in {context} mode: {len(kept.breaks)} breaks, {len(traces)} traces, "
+        f"{len(whole(calls[-1]))} ids at the end, {found}"
+    )
+    assert found.free_tokens + found.forced_tokens == kept.trainable_tokens
     assert found.largest < TOLERANCE
+    sent = [(body.get("kv_transfer_params") or {}).get("prompt_token_ids") for body in asked_of_engine]
+    if context == "observe":
+        assert sent == [None] * MINI_TURNS
+        assert len(kept.breaks) > MINI_TURNS // 2
+        return
+    assert len(traces) == 1
+    assert sent == [None, *(call.prompt_ids for call in calls[1:])]
+    assert all(message["tool_calls"] for message in traces[0].response_messages if message["role"] == "assistant")

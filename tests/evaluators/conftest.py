@@ -67,12 +67,12 @@ class Bench:
         self.env: dict[str, str] = {}
         self.rules = NodeRules(upload_roots=["*"], judge_hosts=["127.0.0.1"])
         self.trajectory = Trajectory(builder="per_request")
-        self.runtimes: list[LocalRuntime] = []
+        self.runtimes: list[Runtime] = []
         self.evaluator: Evaluator | None = None
         self._baseline: dict[str, Any] = {}
 
     @property
-    def runtime(self) -> LocalRuntime:
+    def runtime(self) -> Runtime:
         return self.runtimes[0]
 
     @property
@@ -132,9 +132,12 @@ class Bench:
         for runtime in self.runtimes:
             await runtime.stop()
 
-    async def _prepared(self, recipe: str) -> LocalRuntime:
-        root = self.folder / f"root{len(self.runtimes)}"
-        runtime = LocalRuntime(RuntimeSpec(backend="local", workdir=REPO), runtime_id=root.name, root=root)
+    def new(self, root: Path) -> Runtime:
+        """A sandbox, not started."""
+        return LocalRuntime(RuntimeSpec(backend="local", workdir=REPO), runtime_id=root.name, root=root)
+
+    async def _prepared(self, recipe: str) -> Runtime:
+        runtime = self.new(self.folder / f"root{len(self.runtimes)}")
         self.runtimes.append(runtime)
         await runtime.start()
         for name, content in self.files.items():
@@ -153,7 +156,7 @@ class Bench:
             }
         )
 
-    def _env(self, runtime: LocalRuntime) -> dict[str, str]:
+    def _env(self, runtime: Runtime) -> dict[str, str]:
         return sandbox_env(self._task(), rollout_id="t1.0", layout=runtime.layout)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,12 +11,13 @@ from polarq.contracts.evaluators import repository_of
 from polarq.contracts.rollout import Reward
 from polarq.contracts.specs import EvaluatorSpec
 from polarq.contracts.task import Task
+from polarq.contracts.trajectory import Trajectory
 from polarq.errors import EvaluatorFault, InvalidTask
 from polarq.trajectory.base import rewarded
 from polarq_worker.evaluators.base import EvaluationContext, Evaluator
 from polarq_worker.evaluators.composite import CompositeEvaluator
 from tests.evaluators.conftest import FIX, QUICK, REPO, Bench
-from tests.evaluators.traces import trajectory
+from tests.evaluators.traces import trace, trajectory
 
 
 def answer(name: str, expected: str, **fields: Any) -> dict[str, Any]:
@@ -94,6 +96,21 @@ async def test_credit_per_trace_and_turn_is_weighed_too(bench: Bench) -> None:
     assert (reward.outcome, reward.trace_rewards, reward.turn_rewards) == (1.0, [0.75, 1.0], [[0.25], [0.25]])
     traces = rewarded(bench.trajectory, reward).traces
     assert [[turn.reward for turn in trace.turns] for trace in traces] == [[0.25], [0.25]]
+
+
+@pytest.mark.parametrize("turns", [[[1.0, 1.0], [1.0]], [[1.0]], [[], [1.0]]])
+async def test_a_part_that_credits_other_turns_than_there_are_is_named(turns: list[list[float]], bench: Bench) -> None:
+    given = json.dumps({"reward": 1, "turn_rewards": turns})
+    part = {"name": "credit", "strategy": "script", "config": {"command": f"echo '{given}'", "reward_from": "output"}}
+    await bench.start(composite(RIGHT, part))
+    bench.trajectory = trajectory("41", "42")
+    with pytest.raises(EvaluatorFault, match="part 'credit': 'turn_rewards'"):
+        await bench.verdict()
+    evaluator = CompositeEvaluator(composite(RIGHT, answer("credit", "x")))
+    evaluator._parts[1] = (evaluator._parts[1][0], Crediting(EvaluatorSpec(strategy="x")))
+    bench.evaluator, bench.trajectory = evaluator, Trajectory(builder="x", traces=[trace(0), trace(1)])
+    with pytest.raises(EvaluatorFault, match="part 'credit': turn_rewards"):
+        await bench.verdict()
 
 
 def test_turn_rewards_are_one_per_turn() -> None:

@@ -10,11 +10,14 @@ import pytest
 from polarq.contracts.rollout import HarnessReport
 from polarq.contracts.specs import EvaluatorSpec
 from polarq.contracts.task import Task
+from polarq.contracts.trajectory import Trajectory
 from polarq.errors import EvaluatorFault, InvalidTask, RuntimeFault, SandboxLost
+from polarq.trajectory.base import rewarded
 from polarq_worker.evaluators.base import EvaluationTimedOut
 from polarq_worker.evaluators.create import create_evaluator
 from polarq_worker.runtimes.base import Runtime
 from tests.evaluators.conftest import FIX, GIT, REPO, Bench
+from tests.evaluators.traces import trace
 
 CHECK = "PYTHONPATH=. python tests/test_sum.py"
 TEST = "from calc import add\nassert add(1, 2) == 3 and add(2, 2) == 4\n"
@@ -116,6 +119,52 @@ async def test_what_is_no_reward_is_a_fault(bench: Bench, text: str) -> None:
 async def test_no_file_and_a_failed_script_are_faults(bench: Bench, command: str) -> None:
     await bench.start(script(command, reward_from="file"))
     with pytest.raises(EvaluatorFault):
+        await bench.verdict()
+
+
+CREDIT = """python - <<'P'
+import json, os
+traces = json.load(open(os.environ["POLARQ_TRACES_FILE"]))
+said = [[m["content"] for m in trace["response_messages"]] for trace in traces]
+assert [len(trace["turns"]) for trace in traces] == [len(texts) for texts in said], traces
+turns = [[1.0 if text == "good" else 0.0 for text in texts] for texts in said]
+whole = {"reward": 0.5, "trace_rewards": [max(one) for one in turns], "turn_rewards": turns}
+json.dump(whole, open(os.environ["POLARQ_REWARD_FILE"], "w"))
+P"""
+
+
+async def test_a_script_credits_traces_and_turns_by_what_was_said(bench: Bench) -> None:
+    said = [[{"role": "assistant", "content": text} for text in texts] for texts in (["good", "bad"], ["bad"])]
+    bench.trajectory = Trajectory(builder="x", traces=[trace(index, *texts) for index, texts in enumerate(said)])
+    await bench.start(script(CREDIT, reward_from="file"))
+    reward = await bench.verdict()
+    assert (reward.outcome, reward.trace_rewards, reward.turn_rewards) == (0.5, [1.0, 0.0], [[1.0, 0.0], [0.0]])
+    traces = rewarded(bench.trajectory, reward).traces
+    assert [(one.reward, [turn.reward for turn in one.turns]) for one in traces] == [(1.0, [1.0, 0.0]), (0.0, [0.0])]
+
+
+@pytest.mark.parametrize(
+    ("credit", "says"),
+    [
+        ('"trace_rewards": [1]', "list of 2 numbers, and is 1 entries"),
+        ('"trace_rewards": [1, NaN]', "which is no reward"),
+        ('"trace_rewards": [1, 2]', "outside 0 to 1"),
+        ('"trace_rewards": 1', "list of 2 numbers, and is '1'"),
+        ('"turn_rewards": [[1, 1]]', "no list of 2 lists"),
+        ('"turn_rewards": [[1, 1], [1, 1]]', "trace 1 must be a list of 1 numbers, and is 2 entries"),
+        ('"turn_rewards": [[1, 1], [true]]', "is no number"),
+        ('"turn_rewards": null', "no list of 2 lists"),
+    ],
+)
+async def test_credit_for_other_traces_or_turns_than_there_are_is_a_fault(credit: str, says: str, bench: Bench) -> None:
+    said = {"role": "assistant", "content": "x"}
+    bench.trajectory = Trajectory(builder="x", traces=[trace(0, said, said), trace(1, said)])
+    await bench.start(
+        EvaluatorSpec(
+            strategy="script", config={"command": f"echo '{{\"reward\": 1, {credit}}}'", "reward_from": "output"}
+        )
+    )
+    with pytest.raises(EvaluatorFault, match=says):
         await bench.verdict()
 
 

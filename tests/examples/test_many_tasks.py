@@ -1,4 +1,7 @@
-"""The examples of many tasks, by the commands of their READMEs: real agents in local sandboxes, a scripted model."""
+"""The examples of many tasks, by the commands of their READMEs, in local sandboxes with a scripted model.
+
+mini-swe-agent works on SWE-bench, a small agent of ours on the rest.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tests.worker.conftest import shell_task
 
 from .rig import EXAMPLES
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 SCENARIOS = ("offline_sft", "swebench_verified", "terminal_tasks")
 """The first one's scripts are said by the number of the sample, the others' are named by the tasks."""
@@ -51,7 +54,7 @@ class Ran:
 def program(stack: LocalStack, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", *words]
     return subprocess.run(
-        command, cwd=EXAMPLES.parent, env=stack.env, capture_output=True, text=True, timeout=280, check=False
+        command, cwd=EXAMPLES.parent, env=stack.env, capture_output=True, text=True, timeout=1200, check=False
     )
 
 
@@ -68,9 +71,27 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "offline_sft": ["generate", "-n", "2"],
     }
     return {
-        name: [f"examples.{name}.{module}", *rest, "--results", str(folder / f"{name}.jsonl")]
+        name: [
+            f"examples.{name}.{module}", *rest, "--task", str(task_file(name, folder)),
+            "--results", str(folder / f"{name}.jsonl"),
+        ]
         for name, (module, *rest) in words.items()
-    }
+    }  # fmt: skip
+
+
+def task_file(name: str, folder: Path) -> Path:
+    """The example's own, but for the agent of those that are not about one."""
+    file = EXAMPLES / name / "task.yaml"
+    if name == "swebench_verified":
+        return file
+    program = (
+        f"python3 - <<'SMALL_AGENT'\n{Path(__file__).with_name('small_agent.py').read_text('utf-8')}\nSMALL_AGENT\n"
+    )
+    agent = {"harness": "shell", "custom_shell": {"command": program}}
+    folder.mkdir(exist_ok=True)
+    small = folder / f"{name}.yaml"
+    small.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text("utf-8")), "agent": agent}), "utf-8")
+    return small
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +173,7 @@ def test_pytests_names_grade_a_row_of_swe_gym(ran: Ran) -> None:
 
 
 def test_a_harbor_verifier_grades_a_service_that_goes_on(ran: Ran) -> None:
+    # Field case E10.
     ended = ran.programs["terminal_tasks"]
     assert (ended.returncode, ended.stderr) == (0, ""), ended
     assert ended.stdout.splitlines()[-1] == "3 tasks: 2 resolved, 1 unresolved, 0 failed"
@@ -166,7 +188,8 @@ def test_the_best_attempts_become_fine_tuning_data(ran: Ran, capsys: pytest.Capt
     wanted = ["--run", "offline_sft", "--format", "sft", "--min-reward", "1", "--best-of-group", "2"]
     exported = program(ran.stack, "polarq.cli", "export", *wanted, "--to", str(chat))
     assert exported.returncode == 0, exported
-    assert exported.stdout.splitlines()[0].startswith("2 records of 4 rollouts")
+    assert exported.stdout.splitlines()[0].startswith("2 records of 2 rollouts"), exported
+    assert "left out: 1 the same conversation as another" in exported.stdout
     assert check.main(chat) == 0
     assert capsys.readouterr().out.splitlines() == [
         "2 conversations of 2 tasks, 4 answers to learn from, 0 broken",

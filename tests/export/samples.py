@@ -83,6 +83,14 @@ def looking(index: int = 0, *, picture: bytes = b"p") -> RolloutResult:
     return made.model_copy(update={"reward": verdict, "trajectory": rewarded(made.trajectory, verdict)})
 
 
+def taught(one: RolloutResult) -> RolloutResult:
+    """The same with a teacher's log-probabilities."""
+    assert one.trajectory is not None
+    lengths = [len(trace.response_ids) for trace in one.trajectory.traces]
+    verdict = Reward(outcome=1.0, evaluator="e", teacher_logprobs=[[-0.25] * length for length in lengths])
+    return one.model_copy(update={"trajectory": rewarded(one.trajectory, verdict)})
+
+
 def source(results: Sequence[RolloutResult], waiting: int = 0) -> Callable[[], Group]:
     """One task's results."""
     found = []

@@ -15,7 +15,7 @@ from polarq.export.base import MissingPackage
 from polarq.export.formats import read_results
 from polarq.export.polar import Polar
 from polarq.trainers.rows import rows, written_out
-from tests.export.samples import FAILED, answer, looking, result, said, session, written
+from tests.export.samples import FAILED, answer, looking, result, said, session, taught, written
 from tests.needs import not_here
 from tests.trajectory.calls import call
 
@@ -46,8 +46,13 @@ def with_tools(index: int = 0, **more: Any) -> RolloutResult:
 
 
 def test_polar_results_come_back_whole(tmp_path: Path) -> None:
-    results = [result(0), with_tools(1, reward=0.5), result(2, outcome=FAILED, reward=None), result(3, calls=[])]
-    results.append(looking(5))
+    results = [
+        taught(result(0)),
+        with_tools(1, reward=0.5),
+        result(2, outcome=FAILED, reward=None),
+        result(3, calls=[]),
+        looking(5),
+    ]
     tree = result(4, config={"emit": "tree"}, calls=[*session()[:2], call(3, [1, 2, 3, 9, 5], [6])])
     target = tmp_path / "polar.jsonl"
     report = written(Polar(), target, *results, tree)
@@ -116,7 +121,14 @@ def test_an_atif_document_says_what_was_done_and_sampled(atif: Any, tmp_path: Pa
 
 def test_atif_documents_come_back_as_the_same_rows(atif: Any, tmp_path: Path) -> None:
     failed = result(4, outcome=FAILED)
-    results = [result(0), with_tools(1, reward=0.5), result(2, reward=None), result(3, calls=[]), failed, looking(5)]
+    results = [
+        taught(result(0)),
+        with_tools(1, reward=0.5),
+        result(2, reward=None),
+        result(3, calls=[]),
+        failed,
+        looking(5),
+    ]
     report = written(Atif(), tmp_path / "docs", *results)
     assert (report.rollouts, report.skipped) == (5, {"nothing sampled": 1})
     back = {one.rollout_id: one for one in read_results(tmp_path / "docs")}

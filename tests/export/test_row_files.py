@@ -16,8 +16,9 @@ from polarq.export.base import Format
 from polarq.export.formats import read_results, read_rows
 from polarq.export.jsonl import JsonLines
 from polarq.export.parquet import Parquet
+from polarq.export.rows import read_row, row_records
 from polarq.trainers.rows import rows, written_out
-from tests.export.samples import FAILED, looking, result, session, written
+from tests.export.samples import FAILED, looking, result, session, taught, written
 from tests.needs import not_here
 from tests.trajectory.calls import call
 from tests.trajectory.pictures import PAD
@@ -103,6 +104,20 @@ def test_a_file_of_the_first_schema_is_read(tmp_path: Path) -> None:
     assert list(read_rows(target)) == [dataclasses.replace(row, turns=[])]
     (back,) = read_results(target)
     assert [one.response_ids for one in rows(back)] == [row.response_ids]
+
+
+def test_what_a_teacher_said_comes_back_and_files_of_before_have_none(form: Format, tmp_path: Path) -> None:
+    target = tmp_path / f"out{form.suffix}"
+    written(form, target, taught(result(0)), result(1))
+    found = list(read_rows(target))
+    assert found == [*rows(taught(result(0))), *rows(result(1))]
+    assert [row.teacher_logprobs is None for row in found] == [False, True]
+    assert [row for back in read_results(target) for row in rows(back)] == found
+    (record,) = row_records(result(1), everything=False)
+    del record["teacher_logprobs"]
+    assert read_row(record).teacher_logprobs is None
+    with pytest.raises(InvalidInput, match="teacher_logprobs differ in length"):
+        read_row({**record, "teacher_logprobs": [0.0]})
 
 
 def test_all_keeps_the_rest_under_a_mask_of_0_and_says_why(tmp_path: Path) -> None:

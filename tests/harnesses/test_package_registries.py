@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from polarq_worker.harnesses import programs
 from polarq_worker.harnesses.environment import prepare_env
 from polarq_worker.harnesses.programs.program import Installed, NpmProgram, Program, PythonProgram, installed
 from polarq_worker.harnesses.programs.registries import Registries
@@ -24,6 +26,7 @@ pytestmark = pytest.mark.slow
 VERSIONS = Versions("1.2.0", "1.1", "1.3")
 NPM = NpmProgram("pocket-agent", "pocket", VERSIONS)
 PYTHON = PythonProgram("pocket-agent", "pocket", VERSIONS)
+INSTALL = Path(programs.__path__[0]) / "install.sh"
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +126,13 @@ async def test_another_version_of_the_image_is_left_alone(
     found = await install(runtime, NPM, worker, asked, exact=exact)
     assert (found.origin, found.version) == ("npm", asked)
     assert await says(runtime) == f"pocket {asked} a b c"
+
+
+def test_of_an_image_without_bash_one_line_says_so() -> None:
+    env = {"PATH": os.environ["PATH"], "POLARQ_HARNESS": "pocket", "POLARQ_PACKAGE": "pocket-agent"}
+    said = subprocess.run(["dash", INSTALL], env=env, capture_output=True, text=True, timeout=60, check=False)
+    line = "harness pocket: bash is needed to install pocket-agent; put it in the image\n"
+    assert (said.returncode, said.stderr) == (1, line)
 
 
 def test_what_the_worker_is_told_of_registries_is_handed_on_and_folders_of_its_own_are_not(tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ def test_qwen_code_logs_in_to_the_api_that_it_is_to_speak(
     assert path == "/.polarq/qwen_code/settings.json"
     assert found["security"]["auth"]["selectedType"] == login
     assert found["model"]["generationConfig"] == {"contextWindowSize": 32_000, "maxRetries": 0}
-    assert found["mcpServers"]["far"] == {"httpUrl": "http://127.0.0.1:9/mcp", "trust": True}
+    far = {"httpUrl": "http://127.0.0.1:9/mcp", "trust": True, "alwaysLoadTools": True}
+    assert found["mcpServers"]["far"] == far, "its tools are in the first request"
     (step,) = preset.steps(context)
     assert {f"--auth-type={login}", "--max-session-turns=9", "--max-tool-calls=0"} <= set(step.command)
 

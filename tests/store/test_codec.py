@@ -98,6 +98,7 @@ def test_a_trajectory_comes_back_whole() -> None:
                 response_ids=[4, 5],
                 loss_mask=[1, 0],
                 logprobs=[f32(-0.1), 0.0],
+                teacher_logprobs=[f32(-0.3), 0.0],
                 weight_versions=[VersionSpan(version="7", start=0, end=2)],
                 prompt_messages=[{"role": "user", "content": "go 🧪 ह"}],
                 reward=0.5,

@@ -50,6 +50,15 @@ def test_a_rollout_weighs_one_however_many_rows_it_has() -> None:
     ]
 
 
+def test_a_row_has_what_a_teacher_said_of_each_token() -> None:
+    one = result(call(0, [1], [2, 3]))
+    assert one.trajectory is not None
+    verdict = Reward(outcome=1, evaluator="e", teacher_logprobs=[[-2.0, -3.0]])
+    (row,) = rows(one.model_copy(update={"trajectory": rewarded(one.trajectory, verdict)}))
+    assert row.teacher_logprobs == [-2.0, -3.0]
+    assert rows(one)[0].teacher_logprobs is None
+
+
 def test_what_a_trainer_may_not_use_makes_no_row() -> None:
     assert rows(result(call(0, [1], [2]), trainable=False)) == []
 

@@ -96,6 +96,11 @@ def test_a_call_goes_on_from_the_one_of_two_alike_that_had_its_picture() -> None
     assert trajectory.traces[2].cause is BranchCause.RETRY
 
 
+def test_a_picture_that_a_prompt_lost_is_another_context() -> None:
+    trajectory = build(call(0, [1, 2], [5], images=[image(b"a")]), call(1, [1, 2, 5, 3], [6]))
+    assert [trace.completion_seqs for trace in trajectory.traces] == [[0], [1]]
+
+
 @pytest.mark.parametrize(
     ("mine", "theirs", "length"),
     [

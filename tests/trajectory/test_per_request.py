@@ -60,6 +60,11 @@ def test_a_broken_prefix_is_located_and_its_cause_told() -> None:
     ]
 
 
+def test_a_sample_that_differs_at_its_first_id_was_re_encoded() -> None:
+    trajectory = build(call(0, [1, 2], [3, 4]), call(1, [1, 2, 5, 4, 7], [8]))
+    assert [(b.position, b.cause) for b in trajectory.fidelity.breaks] == [(2, "sampled tokens re-encoded")]
+
+
 def test_versions_are_listed_in_order_of_appearance() -> None:
     spans = [VersionSpan(version="v1", start=0, end=1), VersionSpan(version="v2", start=1, end=2)]
     trajectory = build(call(0, [1], [2, 3], weight_versions=spans))

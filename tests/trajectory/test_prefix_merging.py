@@ -29,7 +29,15 @@ def test_a_session_whose_prompts_go_on_is_one_trace() -> None:
     spans = [VersionSpan(version="v2", start=0, end=1)]
     trajectory = build(
         call(0, [1, 2], [3, 9], messages=said("a"), reply={"role": "assistant", "content": "b"}),
-        call(1, [1, 2, 3, 9, 4, 5], [6, 9], messages=said("a", "b", "c"), weight_versions=spans, finish_reason="stop"),
+        call(
+            1,
+            [1, 2, 3, 9, 4, 5],
+            [6, 9],
+            messages=said("a", "b", "c"),
+            weight_versions=spans,
+            finish_reason="stop",
+            tools=[{"type": "function"}],
+        ),
     )
     (trace,) = trajectory.traces
     assert trace.prompt_ids == [1, 2]
@@ -40,6 +48,7 @@ def test_a_session_whose_prompts_go_on_is_one_trace() -> None:
     assert [(turn.seq, turn.start, turn.end) for turn in trace.turns] == [(0, 0, 2), (1, 4, 6)]
     assert [m["content"] for m in [*trace.prompt_messages, *trace.response_messages]] == ["a", "b", "c"]
     assert (trace.finish_reason, trace.weight, trace.completion_seqs) == ("stop", 1.0, [0, 1])
+    assert trace.tools == [{"type": "function"}], "the newest that the model was offered"
     assert branches(trajectory) == [(None, 0, None)]
 
 
@@ -83,6 +92,16 @@ def test_a_trace_goes_on_where_most_is_to_be_trained() -> None:
     assert trajectory.traces[1].prompt_ids == [1, 2, 3]
     assert trajectory.traces[1].loss_mask == [1]
     assert branches(trajectory)[1] == (0, 2, BranchCause.FORK)
+
+
+def test_what_must_not_be_trained_on_makes_no_way_the_better_one() -> None:
+    trajectory = build(
+        call(0, [1], [2]),
+        call(1, [1, 2, 3], [4, 4, 4], untrainable="why"),
+        call(2, [1, 2, 5], [6]),
+    )
+    assert [trace.completion_seqs for trace in trajectory.traces] == [[0, 2], [1]]
+    assert [trace.untrainable for trace in trajectory.traces] == [None, "why"]
 
 
 def test_a_new_conversation_is_a_sub_agents_or_a_compacted_one() -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from itertools import count, pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polarq.contracts import BranchCause, Completion, Outcome, RolloutResult, RolloutState, Trace, Trajectory
+from polarq.contracts import BranchCause, Completion, Outcome, RolloutResult, RolloutState, Trajectory
 from polarq.trainers.rows import rows, written_out
 from polarq.trajectory.per_request import PerRequestBuilder
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
 from polarq.trajectory.trainable import why_untrainable
+from tests.trajectory.checks import check_all_calls, check_turns
 from tests.trajectory.random_rollouts import rollout
 
 SEEDS = st.integers(min_value=0)
@@ -39,48 +39,12 @@ def goes_on(earlier: Completion, later: Completion) -> bool:
     )
 
 
-def versions(spans: list[Any], length: int) -> list[str | None]:
-    """Which policy sampled each of so many ids."""
-    found: list[str | None] = [None] * length
-    for span in spans:
-        found[span.start : span.end] = [span.version] * (span.end - span.start)
-    return found
-
-
-def check_turns(trace: Trace, calls: dict[int, Completion]) -> None:
-    """Each turn of a trace is its call as the engine had it, and nothing else of the trace is trained on."""
-    own = set[int]()
-    told = versions(trace.weight_versions, len(trace.response_ids))
-    for turn in trace.turns:
-        call, span = calls[turn.seq], slice(turn.start, turn.end)
-        own |= set(range(turn.start, turn.end))
-        assert [*trace.prompt_ids, *trace.response_ids[: turn.start]] == call.prompt_ids
-        assert trace.response_ids[span] == call.sampled_ids
-        trained = why_untrainable(call) is None
-        assert trace.loss_mask[span] == [int(trained)] * len(call.sampled_ids)
-        assert trace.logprobs[span] == (call.logprobs if trained else [0.0] * len(call.sampled_ids))
-        assert told[span] == versions(call.weight_versions, len(call.sampled_ids))
-        assert (turn.finish_reason, turn.untrainable) == (call.finish_reason, why_untrainable(call))
-        seen = trace.images[: len(call.images)]
-        assert [one.sha256 for one in seen] == [one.sha256 for one in call.images]
-        assert all(one.start == mine.start for one, mine in zip(seen, call.images, strict=True) if mine.start)
-        ahead = trace.images[len(call.images) :]
-        assert all(one.start is None or one.start >= len(call.prompt_ids) for one in ahead)
-    between = [at for at in range(len(trace.response_ids)) if at not in own]
-    assert all(trace.loss_mask[at] == 0 and trace.logprobs[at] == 0.0 and told[at] is None for at in between)
-    assert trace.completion_seqs == [turn.seq for turn in trace.turns]
-    assert trace.finish_reason == calls[trace.completion_seqs[-1]].finish_reason
-
-
 @pytest.mark.parametrize("how", ALL)
 @given(SEEDS)
 def test_each_sampled_id_is_in_one_trace_as_the_engine_had_it(how: str, seed: int) -> None:
     calls = rollout(seed)
     trajectory = build(how, calls)
-    for trace in trajectory.traces:
-        check_turns(trace, {one.seq: one for one in calls})
-    in_traces = sorted(seq for trace in trajectory.traces for seq in trace.completion_seqs)
-    assert in_traces == [one.seq for one in calls if one.sampled_ids]
+    check_all_calls(calls, trajectory.traces)
     assert trajectory.fidelity.trainable_tokens == sum(
         len(one.sampled_ids) for one in calls if why_untrainable(one) is None
     )

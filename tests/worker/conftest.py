@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from polarq.testing.stack import LocalStack
 
+REPOSITORY = Path(__file__).parents[2]
 SCENARIO = """
 name: worker-tests
 scripts:
@@ -29,6 +31,8 @@ scripts:
   - name: nan_logprob
     fault: {kind: bad_logprob, value: NaN}
     turns: *turns
+  - name: unreadable_call
+    turns: [{raw: "<tool_call>\\n{not JSON"}]
   - name: broken
     fault: {kind: http_status, status: 500}
     turns: *turns
@@ -101,5 +105,11 @@ def scenario(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     home: Path = tmp_path_factory.mktemp("stack")
-    with LocalStack(home, scenario=str(write_scenario(home)), nodes={"node0": {"max_run_workers": 4}}) as made:
+    with LocalStack(
+        home,
+        scenario=str(write_scenario(home)),
+        nodes={"node0": {"max_run_workers": 4}},
+        sections={"security": {"allowed_modules": ["tests.worker.programs"]}},
+        env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])},
+    ) as made:
         yield made

@@ -11,7 +11,7 @@ from polarq.contracts import Boundary, RolloutState, Task
 from polarq.contracts.endings import Ending
 from polarq.errors import InvalidTask
 from polarq.testing.stack import LocalStack
-from tests.worker.conftest import ask, shell_task
+from tests.worker.conftest import ask, shell_task, wait_until
 
 FAILING = 'echo x >> "$TRIES"; [ "$(wc -l < "$TRIES")" -gt %d ]'
 WAIT_S = 120
@@ -50,6 +50,25 @@ def test_replacing_has_its_limit_and_then_the_last_end_stands(stack: LocalStack,
         3,
     )
     assert (result.outcome.ending, result.outcome.trainable, result.reward) == (Ending.RUNTIME, False, None)
+
+
+def test_a_cancellation_ends_a_rollout_that_is_being_replaced(stack: LocalStack, tmp_path: Path) -> None:
+    tries = tmp_path / "tries"
+    tries.touch()
+    # The second try goes on until somebody ends it.
+    command = 'echo x >> "$TRIES"; [ "$(wc -l < "$TRIES")" -gt 1 ] && sleep 300; exit 1'
+    runtime = {"backend": "local", "prepare": [{"type": "exec", "command": command}], "env": {"TRIES": str(tries)}}
+    stack.client.submit(shell_task("stopped", ask(), runtime=runtime, max_replacements=10))
+    wait_until(lambda: len(tries.read_text().split()) == 2, WAIT_S)
+    stack.client.cancel("stopped")
+    (result,) = stack.client.wait("stopped", WAIT_S).results
+    assert (result.outcome.state, result.outcome.ending, result.attempt) == (
+        RolloutState.CANCELLED,
+        Ending.CANCELLED,
+        2,
+    )
+    assert (result.outcome.trainable, result.reward) == (False, None)
+    assert len(tries.read_text().split()) == 2, "it was not run again"
 
 
 def test_nothing_is_replaced_that_the_task_does_not_ask_for(stack: LocalStack, tmp_path: Path) -> None:

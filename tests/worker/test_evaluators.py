@@ -33,6 +33,21 @@ def test_an_answer_a_script_and_a_verifier_make_one_reward(stack: LocalStack, tm
     assert {trace.reward for trace in result.trajectory.traces} == {0.625}
 
 
+def test_a_teacher_on_the_nodes_own_inference_scores_what_was_sampled(stack: LocalStack) -> None:
+    config = {"evaluator": {"strategy": "session_completed"}, "hint": "Answer at once."}
+    evaluator = {"strategy": "self_distillation", "config": config}
+    result = run(stack, shell_task("evaluators-teacher", ask(2), evaluator=evaluator))
+    assert (result.outcome.state, result.outcome.trainable) == (RolloutState.COMPLETED, True), result.outcome
+    assert result.reward is not None
+    assert (result.reward.outcome, result.reward.teacher_logprobs) == (1.0, None)
+    assert result.trajectory is not None
+    for trace in result.trajectory.traces:
+        assert trace.teacher_logprobs is not None
+        trained = [value for value, bit in zip(trace.teacher_logprobs, trace.loss_mask, strict=True) if bit]
+        assert all(value < 0 for value in trained)
+        assert trace.teacher_logprobs != trace.logprobs
+
+
 def test_a_judge_that_is_away_leaves_no_reward(stack: LocalStack) -> None:
     config = {"judge_base_url": f"http://127.0.0.1:{free_port()}", "judge_model": "m", "rubric": "r"}
     evaluator = {"strategy": "llm_judge", "config": {**config, "judge_max_retries": 0}}

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+from polarq.contracts.evaluators import grades_fresh
 from polarq.contracts.rollout import Boundary
 from polarq.contracts.sandbox import SandboxReport
 from polarq.contracts.task import Task
@@ -110,7 +111,7 @@ class Sandboxes:
 
     @property
     def _wants_fresh(self) -> bool:
-        return self.task.evaluator is not None and self.task.evaluator.refresh_runtime
+        return self.task.evaluator is not None and grades_fresh(self.task.evaluator)
 
     def run_begins(self, budget_s: float) -> None:
         """Has the fresh one's recipe left on disk by the time it is needed, where the agent's is another."""

@@ -13,7 +13,7 @@ from polarq.ledger.admission import Place
 from polarq.ledger.records import ActiveRollout
 from polarq.store.artifacts import ArtifactStore
 from polarq.topology import Node, Topology
-from polarq_worker.evaluators.base import NodeRules
+from polarq_worker.evaluators.base import EngineAddress, NodeRules
 from polarq_worker.network.sandbox_network import Networks
 from polarq_worker.patience import Patience
 from polarq_worker.runtimes.base import Host
@@ -58,13 +58,22 @@ class Services:
 
     @property
     def evaluator_rules(self) -> NodeRules:
-        """What evaluators may do here. Keys of judges are where the operator put them: in this process' environment."""
+        """What evaluators may do here. Keys are where the operator put them: in this process' environment."""
         security = self.topology.security
         return NodeRules(
             upload_roots=security.upload_roots,
             judge_hosts=security.judge_hosts,
             judge_keys={name: os.environ[name] for name in security.judge_key_envs if os.environ.get(name)},
             judge_cache=self.state_dir / "judge",
+            engines=[
+                EngineAddress(
+                    endpoint.engine,
+                    endpoint.base_url,
+                    endpoint.model or self.node.model_served,
+                    os.environ.get(endpoint.api_key_env) if endpoint.api_key_env else None,
+                )
+                for endpoint in self.node.endpoints
+            ],
         )
 
     @property

@@ -280,7 +280,7 @@ class Walk:
                 if reward.outcome <= 0 and await asyncio.to_thread(is_full, runtime.root):
                     raise DiskFull("the disk of the sandbox was full when it was graded: that it failed says nothing")
                 self.trajectory = rewarded(self.trajectory, reward)
-                self.reward = reward
+                self.reward = reward.model_copy(update={"teacher_logprobs": None})
 
     def _final(self, outcome: Outcome, trajectory: Trajectory, *, scored: bool) -> Outcome:
         outcome, reward = final_outcome(outcome, trajectory, self.reward, self.task.endings, scored=scored)

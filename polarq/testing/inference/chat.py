@@ -42,6 +42,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         show_versions=bool(body.return_weight_versions) and engine.options.since(0, 33),
         as_token_ids=bool(body.return_tokens_as_token_ids),
         logprobs=(body.top_logprobs or 0) if body.logprobs and shown else None,
+        prompt_logprobs=engine.prompt_logprobs(body),
     )
     generations: list[Generation] = []
     with engine.answering(generations):

@@ -63,6 +63,7 @@ def _reply(engine: Engine, body: CompletionRequest, asker: Asker, prompt_ids: Se
         show_versions=bool(body.return_weight_versions) and engine.options.since(0, 33),
         as_token_ids=bool(body.return_tokens_as_token_ids),
         logprobs=body.logprobs,
+        prompt_logprobs=engine.prompt_logprobs(body),
     )
 
 

@@ -191,6 +191,13 @@ class Engine:
         except NoSuchScript as exc:
             raise ApiError(400, str(exc), "BadRequestError") from None
 
+    def prompt_logprobs(self, body: SamplingRequest) -> int | None:
+        """How many to give for each id of the prompt. Raises `ApiError`."""
+        if body.prompt_logprobs and body.stream:
+            message = "`prompt_logprobs` are not available when `stream=True`."
+            raise ApiError(400, message, "BadRequestError", "prompt_logprobs")
+        return body.prompt_logprobs
+
     def limits(self, body: SamplingRequest, max_tokens: int) -> Limits:
         return Limits(
             max_tokens=max_tokens,

@@ -47,6 +47,7 @@ class SamplingRequest(_Request):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_weight_versions: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
     session_id: str | None = None
     user: str | None = None
 

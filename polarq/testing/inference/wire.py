@@ -11,7 +11,7 @@ from typing import Any
 
 from polarq.testing.inference.generation import Generation
 from polarq.testing.inference.parsing import Delta, Message
-from polarq.testing.inference.sampling import top_logprobs
+from polarq.testing.inference.sampling import expected_logprobs, top_logprobs
 from polarq.testing.inference.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -32,6 +32,8 @@ class Reply:
     as_token_ids: bool = False
     logprobs: int | None = None
     """Number of top log-probabilities; None: no log-probabilities at all."""
+    prompt_logprobs: int | None = None
+    """The same for the ids of the prompt."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def head(self, kind: str) -> Json:
@@ -48,6 +50,26 @@ def dumps(value: Any) -> bytes:
 
 def error_body(message: str, kind: str, param: str | None, code: int) -> Json:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def prompt_logprobs(reply: Reply) -> list[Json | None] | None:
+    """One entry per id of the prompt, by id: nothing comes before the first one, so that it has none."""
+    count, ids = reply.prompt_logprobs, list(reply.prompt_ids)
+    if count is None:
+        return None
+    if count == 0:
+        found = [[pair] for pair in zip(ids[1:], expected_logprobs(ids[:1], ids[1:]), strict=True)]
+    else:
+        size = reply.tokenizer.vocabulary_size
+        found = [top_logprobs(ids[:at], ids[at], count + 1, size) for at in range(1, len(ids))]
+    return [None, *(_prompt_entry(reply, pairs) for pairs in found)]
+
+
+def _prompt_entry(reply: Reply, pairs: Sequence[tuple[int, float]]) -> Json:
+    return {
+        str(token_id): {"logprob": value, "rank": rank, "decoded_token": "".join(reply.tokenizer.pieces([token_id]))}
+        for rank, (token_id, value) in enumerate(pairs, start=1)
+    }
 
 
 # Chat completions
@@ -148,7 +170,7 @@ def chat_completion(reply: Reply, choices: list[Json], usage: Json) -> Json:
         "service_tier": None,
         "system_fingerprint": reply.fingerprint,
         "usage": usage,
-        "prompt_logprobs": None,
+        "prompt_logprobs": prompt_logprobs(reply),
         "prompt_token_ids": list(reply.prompt_ids) if reply.show_ids else None,
         "prompt_text": reply.prompt_text,
         "kv_transfer_params": None,
@@ -258,7 +280,7 @@ def completion_choice(reply: Reply, generation: Generation, index: int) -> Json:
         "finish_reason": sample.finish_reason,
         "stop_reason": sample.stop_reason,
         "token_ids": list(sample.token_ids) if reply.show_ids else None,
-        "prompt_logprobs": None,
+        "prompt_logprobs": prompt_logprobs(reply),
         "prompt_token_ids": list(reply.prompt_ids) if reply.show_ids else None,
         "routed_experts": None,
     }

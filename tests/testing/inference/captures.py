@@ -66,6 +66,8 @@ def shape(value: Any) -> Any:
     """
     if isinstance(value, dict) and value and all(isinstance(item, float) for item in value.values()):
         return f"{len(value)} log-probabilities by token"
+    if isinstance(value, dict) and value and all(key.isdecimal() for key in value):
+        return ["by token id", *(shape(item) for item in value.values())]
     if isinstance(value, dict):
         return [(key, shape(item)) for key, item in value.items()]
     if isinstance(value, list):

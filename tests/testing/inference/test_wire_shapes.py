@@ -27,6 +27,7 @@ UNARY = {
     "vllm_chat_tokens_as_token_ids.json": THINKS,
     "vllm_chat_top_logprobs2.json": SAYS,
     "vllm_chat_return_prompt_text.json": SAYS,
+    "vllm_chat_prompt_logprobs.json": SAYS,
     "vllm_chat_eos.json": SILENT,
     "vllm_chat_stop_string.json": SAYS,
     "vllm_chat_toolcall_nonstream.json": CALLS,

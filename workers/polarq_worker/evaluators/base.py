@@ -9,7 +9,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from polarq.contracts.rollout import HarnessReport, Reward
 from polarq.contracts.specs import EvaluatorSpec
@@ -30,6 +30,18 @@ class EvaluationTimedOut(EvaluatorFault):
 
 
 @dataclass(frozen=True)
+class EngineAddress:
+    """An inference server that scores tokens."""
+
+    engine: Literal["vllm", "sglang"]
+    base_url: str
+    """Without /v1."""
+    model: str = ""
+    """Blank: the only one that is served."""
+    key: str | None = None
+
+
+@dataclass(frozen=True)
 class NodeRules:
     """What a node lets evaluators do for tasks, and has for them. By default nothing is allowed."""
 
@@ -41,6 +53,8 @@ class NodeRules:
     """Values of the variables in `security.judge_key_envs` that are set."""
     judge_cache: Path | None = None
     """Folder for verdicts of judges; None: they are not kept."""
+    engines: Sequence[EngineAddress] = ()
+    """The node's own inference, which sampled the rollout."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from polarq.contracts.composite import CompositeConfig, PartConfig
 from polarq.contracts.rollout import Reward
 from polarq.contracts.specs import EvaluatorSpec
 from polarq.errors import EvaluatorFault
+from polarq.trajectory.base import rewarded
 from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut, Evaluator
 from polarq_worker.evaluators.create import create_evaluator
 from polarq_worker.runtimes.base import Runtime
@@ -68,6 +69,10 @@ class CompositeEvaluator(Evaluator):
                 raise EvaluationTimedOut(f"part '{part.name}': {exc}") from exc
             except EvaluatorFault as exc:
                 raise EvaluatorFault(f"part '{part.name}': {exc}") from exc
+            try:
+                rewarded(context.trajectory, reward)
+            except ValueError as exc:
+                raise EvaluatorFault(f"part '{part.name}': {exc}") from exc
             judged.append(Judged(part, reward, time.monotonic() - began))
             if not judged[-1].passed and (part.gate or self._config.mode == "first_failure"):
                 break
@@ -98,7 +103,7 @@ def _report(parts: dict[str, Any]) -> dict[str, Any]:
 
 def _credit(shares: Sequence[tuple[float, Reward]], turns: Sequence[int]) -> dict[str, Any]:
     """Rewards per trace and per turn by weight, where a part gives any; a part that gives none says its outcome of
-    every trace, and nothing of turns. Raises ValueError for rewards of other traces or turns than there are."""
+    every trace, and nothing of turns."""
     found: dict[str, Any] = {}
     if any(reward.trace_rewards is not None for _, reward in shares):
         rows = [reward.trace_rewards or [reward.outcome] * len(turns) for _, reward in shares]

@@ -14,9 +14,10 @@ from polarq_worker.evaluators import patches
 from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut, fresh_sandbox
 from polarq_worker.evaluators.expectations import Comparison, compare, path_of
 from polarq_worker.evaluators.patches import NoPatch, Patch, apply_patch
-from polarq_worker.evaluators.scaffolding import Sorted, changes_pytest_section, sort_changes, steers_by_content
+from polarq_worker.evaluators.scaffolding import Sorted, sort_changes
 from polarq_worker.evaluators.snapshot import Baseline, Change, PatchTooLarge, RepositoryLost, Snapshot, take
 from polarq_worker.evaluators.test_command import TestRun, run_tests
+from polarq_worker.evaluators.work import Rules, WorkLost, put_back_again, sort_tree
 from polarq_worker.runtimes.base import Runtime
 
 LISTED = 50
@@ -50,6 +51,9 @@ class Grading:
         self._deadline = time.monotonic() + context.timeout_s
         self._baseline = Baseline.model_validate(dict(context.baseline) or {"tracked": False})
         self._snapshot = Snapshot(context.runtime, config.repo_dir, env, self._baseline)
+        self._rules = Rules(
+            config.expected_output_json, config.exclude_patterns, keep_scaffolding=config.keep_agent_scaffolding
+        )
         self.report: dict[str, Any] = {
             "resolved": False,
             "empty_generation": False,
@@ -81,6 +85,8 @@ class Grading:
         await self._snapshot.restore(found.left_out, self._step_s())
         await self._snapshot.drop_byte_code(self._step_s())
         run = await self._run(runtime, found.own_tests, "eval/test")
+        if not self._fresh and await self._tampered():
+            run = await self._run(runtime, found.own_tests, "eval/again")
         comparison = self._compare(run)
         if self.report["resolved"]:
             return 1.0
@@ -117,25 +123,13 @@ class Grading:
     async def _sorted(self, left_out: str = "left_out") -> Sorted:
         """The changes; `left_out` is where the report says which are put back."""
         try:
-            changes = await self._snapshot.changes(self._step_s())
+            _, found = await sort_tree(self._snapshot, self._rules, self._step_s())
         except RepositoryLost:
             self.report["repository_lost"] = True
             raise Verdict(0.0) from None
         except PatchTooLarge:
             self.report["patch_too_large"] = True
             raise Verdict(0.0) from None
-        config = self._config
-        found = sort_changes(
-            changes,
-            config.expected_output_json,
-            config.exclude_patterns,
-            keep_scaffolding=config.keep_agent_scaffolding,
-        )
-        if not config.keep_agent_scaffolding:
-            for change in [change for change in found.work if steers_by_content(change.path)]:
-                if await self._steers_pytest(change):
-                    found.work.remove(change)
-                    found.left_out.append(change)
         self.report["changed_files"] = len(found.work)
         self._list(left_out, [change.path for change in found.left_out])
         self._list("own_tests_passed_by", found.own_tests)
@@ -144,10 +138,13 @@ class Grading:
             raise Verdict(0.0)
         return found
 
-    async def _steers_pytest(self, change: Change) -> bool:
-        before = await self._snapshot.text_of(change.old_id, self._step_s())
-        after = await self._snapshot.text_of(change.new_id, self._step_s())
-        return changes_pytest_section(change.path, before, after)
+    async def _tampered(self) -> bool:
+        """Whether somebody changed the tests, or what steers them, while they ran; if so they are put back."""
+        try:
+            return bool(await put_back_again(self._snapshot, self._rules, self._step_s(), self.report))
+        except WorkLost:
+            self.report["repository_lost"] = True
+            raise Verdict(0.0) from None
 
     async def _patch(self, found: Sorted) -> Patch | None:
         """The patch of the task's command, or else the tree's; None when there is neither."""

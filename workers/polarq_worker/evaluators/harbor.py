@@ -1,7 +1,8 @@
 """Evaluator `harbor`: the reward that the verifier of a Harbor task directory writes.
 
 What the agent left running serves the verifier until that ends; then it is killed. `refresh_runtime: true` grades in a
-sandbox that has none of it, with the changes of `repo_dir` alone.
+sandbox that has none of it, with the changes of `repo_dir` alone. Where somebody changed tests in `repo_dir` while the
+verifier ran, it is run once more without him.
 """
 
 from __future__ import annotations
@@ -62,13 +63,30 @@ class HarborEvaluator(Evaluator):
         env = {**context.env, **self._toml.verifier.env, **self.spec.env}
         if not below(str(self._tests), context.rules.upload_roots):
             raise EvaluatorFault(f"'{self._tests}' is not below a folder of security.upload_roots of the topology")
-        runtime, report = context.runtime, dict[str, Any](graded_in="live")
-        if self.spec.refresh_runtime:
-            try:
-                graded = await set_up(context, config.repo_dir or "", env, fresh=True, step_s=STEP_S)
-            except WorkLost as exc:
-                return self.verdict(config.min_reward, exc.report)
-            runtime, report = graded.runtime, graded.report
+        if config.repo_dir is None:
+            return await self._verified(context.runtime, env, {"graded_in": "live"}, deadline)
+        fresh = self.spec.refresh_runtime
+        try:
+            graded = await set_up(
+                context,
+                config.repo_dir,
+                env,
+                fresh=fresh,
+                keep_scaffolding=config.keep_agent_scaffolding,
+                step_s=STEP_S,
+            )
+            reward = await self._verified(graded.runtime, env, graded.report, deadline)
+            if not fresh and await graded.put_back_again():
+                reward = await self._verified(graded.runtime, env, graded.report, deadline)
+        except WorkLost as exc:
+            return self.verdict(config.min_reward, exc.report)
+        return reward
+
+    async def _verified(
+        self, runtime: Runtime, env: Mapping[str, str], setting: dict[str, Any], deadline: float
+    ) -> Reward:
+        """One run of the verifier. What the agent left running is over when it ends."""
+        config = self._config
         await self._upload(runtime)
         limit_s = config.verifier_timeout or self._toml.verifier.timeout_sec
         places = {key: as_seen(runtime, getattr(config, key)) for key in ("tests_target", "verifier_dir")}
@@ -79,7 +97,7 @@ class HarborEvaluator(Evaluator):
             user=config.verifier_user or self._toml.verifier.user,
             timeout_s=min(limit_s, max(deadline - time.monotonic(), 0.0)),
         )
-        report |= found.report
+        report = {**setting, **found.report}
         if config.require_exit_0 and found.status != 0:
             raise EvaluatorFault(f"the verifier ended with exit code {found.status}; see log {report['log']}")
         outcome, rewards = reward_in(found, config)

@@ -8,7 +8,6 @@ cannot know; an object that it holds is never taken from a judge's prose.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import time
@@ -16,19 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import httpx
-
-from polarq.callback.address import check_callback_url
 from polarq.contracts.judging import JudgeConfig
 from polarq.errors import EvaluatorFault
-from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut
+from polarq_worker.evaluators.asking import Asking, ServerFailed, Tally, allowed_key, json_object
+from polarq_worker.evaluators.base import EvaluationContext
 from polarq_worker.evaluators.verdicts import NoVerdict, one_object
 
 SHOWN = 2000
 DEFAULT_KEY_ENV = "JUDGE_API_KEY"
 LOG = "eval/judge.jsonl"
-MAX_BACKOFF_S = 30.0
-WORTH_REPEATING = frozenset({408, 409, 425, 429})
 
 Check = Callable[[dict[str, Any]], Any]
 """What a verdict says; raises `NoVerdict` for one that is none."""
@@ -45,15 +40,13 @@ class Question:
 
 
 @dataclass
-class Costs:
+class Costs(Tally):
     """What one evaluation has used, with the judge's own words as evidence."""
 
-    calls: int = 0
     cached: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     replies: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -78,25 +71,18 @@ class Judge:
 
     def __init__(self, config: JudgeConfig, context: EvaluationContext, timeout_s: float) -> None:
         self._config = config
-        self._rules = rules = context.rules
+        self._rules = context.rules
         self._log = context.runtime.host_log_dir / LOG
-        self._deadline = time.monotonic() + timeout_s
-        self._retries = config.judge_max_retries
         self._asks = config.judge_max_asks
         self.costs = Costs()
-        problem = check_callback_url(config.judge_base_url, rules.judge_hosts, setting="security.judge_hosts")
-        if problem is not None:
-            raise EvaluatorFault(f"evaluator.config.judge_base_url: {problem}")
-        key = rules.judge_keys.get(config.judge_api_key_env or DEFAULT_KEY_ENV)
-        if key is None and config.judge_api_key_env is not None:
-            raise EvaluatorFault(
-                f"evaluator.config.judge_api_key_env: {config.judge_api_key_env} is not set on this node, or not"
-                " among security.judge_key_envs"
-            )
-        self._client = httpx.AsyncClient(
-            headers={} if key is None else {"authorization": f"Bearer {key}"},
-            timeout=config.judge_timeout,
-            trust_env=False,
+        url, key_env = config.judge_base_url, config.judge_api_key_env
+        self._server = Asking(
+            "the judge's server",
+            key=allowed_key(context.rules, url=url, key="judge", key_env=key_env, default=DEFAULT_KEY_ENV),
+            call_timeout_s=config.judge_timeout,
+            retries=config.judge_max_retries,
+            deadline=time.monotonic() + timeout_s,
+            tally=self.costs,
         )
 
     async def __aenter__(self) -> Self:
@@ -107,7 +93,7 @@ class Judge:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(self.costs.report()) + "\n")
-        await self._client.aclose()
+        await self._server.aclose()
 
     async def ask(self, question: Question) -> Any:
         """What `question.check` makes of the verdict. Raises `JudgeFailed`, `EvaluationTimedOut`."""
@@ -165,43 +151,13 @@ class Judge:
 
     async def _call(self, body: Mapping[str, Any]) -> dict[str, Any]:
         base = self._config.judge_base_url
-        url = f"{base}/chat/completions" if base.endswith("/v1") else f"{base}/v1/chat/completions"
-        wait_s = 0.5
-        while True:
-            left = self._deadline - time.monotonic()
-            if left <= 0:
-                raise EvaluationTimedOut("the judge did not answer within the evaluation's budget")
-            self.costs.calls += 1
-            try:
-                async with asyncio.timeout(left):
-                    answer = await self._client.post(url, json=body)
-            except TimeoutError:
-                raise EvaluationTimedOut("the judge did not answer within the evaluation's budget") from None
-            except httpx.HTTPError as exc:
-                problem, asked_s = f"{type(exc).__name__}: {exc}", 0.0
-            else:
-                if answer.status_code < 300:
-                    return self._counted(answer)
-                problem, asked_s = f"HTTP {answer.status_code}: {answer.text[:200]}", _retry_after(answer)
-                if answer.status_code < 500 and answer.status_code not in WORTH_REPEATING:
-                    raise JudgeFailed(f"the judge's server refused: {' '.join(problem.split())}")
-            self.costs.refused.append(" ".join(problem.split()))
-            if self._retries == 0:
-                raise JudgeFailed(f"the judge's server did not answer: {' '.join(problem.split())}")
-            self._retries -= 1
-            pause = min(max(wait_s, asked_s), MAX_BACKOFF_S)
-            if time.monotonic() + pause >= self._deadline:
-                raise EvaluationTimedOut(f"the judge's server did not answer in time: {' '.join(problem.split())}")
-            await asyncio.sleep(pause)
-            wait_s = min(2 * wait_s, MAX_BACKOFF_S)
-
-    def _counted(self, answer: httpx.Response) -> dict[str, Any]:
         try:
-            data = answer.json()
-        except ValueError:
-            data = None
-        if not isinstance(data, dict):
-            return {}
+            answer = await self._server(f"{base.removesuffix('/v1')}/v1/chat/completions", body)
+        except ServerFailed as exc:
+            raise JudgeFailed(str(exc)) from None
+        return self._counted(json_object(answer))
+
+    def _counted(self, data: dict[str, Any]) -> dict[str, Any]:
         usage = data.get("usage")
         for name in ("prompt_tokens", "completion_tokens"):
             count = usage.get(name) if isinstance(usage, dict) else None
@@ -267,8 +223,3 @@ def number(verdict: Mapping[str, Any], key: str, low: float, high: float, *, who
     if whole and value != int(value):
         raise NoVerdict(f"'{key}' is no whole number")
     return float(value)
-
-
-def _retry_after(answer: httpx.Response) -> float:
-    text = answer.headers.get("retry-after", "")
-    return float(text) if text.isdecimal() else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from polarq.errors import EvaluatorFault
@@ -26,6 +27,28 @@ def reward_of(text: str, key: str, low: float, high: float, what: str) -> tuple[
     if not isinstance(value, dict) or key not in value:
         raise EvaluatorFault(f"{what} is JSON without the key '{key}': '{text[:80]}'")
     return in_range(value[key], low, high, f"'{key}' in {what}"), value
+
+
+def credit_of(value: dict[str, Any], turns: Sequence[int], low: float, high: float, what: str) -> dict[str, Any]:
+    """`trace_rewards` (a number per trace) and `turn_rewards` (a list per trace, of a number per turn), those that are
+    in `value`; `turns` are the turns of each trace. Raises `EvaluatorFault` for other numbers of them, too."""
+    found: dict[str, Any] = {}
+    if "trace_rewards" in value:
+        found["trace_rewards"] = _numbers(value["trace_rewards"], len(turns), low, high, f"'trace_rewards' in {what}")
+    if "turn_rewards" in value:
+        name, given = f"'turn_rewards' in {what}", value["turn_rewards"]
+        if not isinstance(given, list) or len(given) != len(turns):
+            raise EvaluatorFault(f"{name} is no list of {len(turns)} lists, one per trace")
+        pairs = enumerate(zip(given, turns, strict=True))
+        found["turn_rewards"] = [_numbers(one, count, low, high, f"{name}, trace {at}") for at, (one, count) in pairs]
+    return found
+
+
+def _numbers(value: Any, count: int, low: float, high: float, what: str) -> list[float]:
+    if not isinstance(value, list) or len(value) != count:
+        told = f"{len(value)} entries" if isinstance(value, list) else f"'{str(value)[:80]}'"
+        raise EvaluatorFault(f"{what} must be a list of {count} numbers, and is {told}")
+    return [in_range(one, low, high, what) for one in value]
 
 
 def in_range(value: Any, low: float, high: float, what: str) -> float:

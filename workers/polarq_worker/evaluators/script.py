@@ -6,8 +6,11 @@ fault, never a reward.
 
 from __future__ import annotations
 
+import json
 import secrets
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from polarq.contracts.rollout import ExecKind, Reward
@@ -18,7 +21,7 @@ from polarq.errors import EvaluatorFault, InvalidTask, OutOfMemory, SandboxLost
 from polarq_worker.evaluators import snapshot
 from polarq_worker.evaluators.answers import NoAnswer, read_file
 from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut, Evaluator
-from polarq_worker.evaluators.numbers import reward_of
+from polarq_worker.evaluators.numbers import credit_of, reward_of
 from polarq_worker.evaluators.work import Graded, WorkLost, set_up
 from polarq_worker.runtimes.base import ExecResult, Runtime
 
@@ -54,25 +57,38 @@ class ScriptEvaluator(Evaluator):
 
     async def evaluate(self, context: EvaluationContext) -> Reward:
         config, env = self._config, {**context.env, **self.spec.env}
-        runtime = context.runtime
-        report: dict[str, Any] = {"graded_in": "live"}
-        if config.repo_dir is not None:
-            try:
-                graded = await self._set_up(context, config.repo_dir, env)
-            except WorkLost as exc:
-                return self.verdict(config.min_reward, exc.report)
+        if config.repo_dir is None:
+            return await self._judged(context, context.runtime, env, {"graded_in": "live"})
+        deadline = time.monotonic() + context.timeout_s
+        try:
+            graded = await self._set_up(context, config.repo_dir, env)
             # A tree in which nothing was changed is judged by the script as any other.
-            runtime, report = graded.runtime, graded.report
+            reward = await self._judged(context, graded.runtime, env, graded.report)
+            if not self.spec.refresh_runtime and await graded.put_back_again():
+                rest = replace(context, timeout_s=max(deadline - time.monotonic(), 0.0))
+                reward = await self._judged(rest, graded.runtime, env, graded.report)
+        except WorkLost as exc:
+            return self.verdict(config.min_reward, exc.report)
+        return reward
+
+    async def _judged(
+        self, context: EvaluationContext, runtime: Runtime, env: Mapping[str, str], setting: dict[str, Any]
+    ) -> Reward:
+        """One run of the command. What the agent left running is over when it ends."""
+        config = self._config
         reward_file = f"{runtime.layout.eval_log_dir}/reward-{secrets.token_hex(8)}"
+        told = {"POLARQ_REWARD_FILE": reward_file}
+        if config.reward_from != "exit_code":
+            told["POLARQ_TRACES_FILE"] = await self._tell(runtime, context)
         result = await runtime.exec(
             _STOP_WHERE_NOTHING_RAN + config.command,
             cwd=config.cwd or config.repo_dir,
-            env={**env, "POLARQ_REWARD_FILE": reward_file},
+            env={**env, **told},
             timeout_s=min(config.timeout_s, context.timeout_s * 0.9),
             log=LOG,
             category=ExecCategory.VERIFIER,
         )
-        report |= {"exit_code": result.exit_code, "script_s": round(result.duration_s, 3), "log": LOG}
+        report = {**setting, "exit_code": result.exit_code, "script_s": round(result.duration_s, 3), "log": LOG}
         self._blame(result, context)
         await runtime.end_background()
         if config.reward_from == "exit_code":
@@ -82,7 +98,18 @@ class ScriptEvaluator(Evaluator):
         text = await self._said(runtime, result, reward_file)
         what = "the reward file" if config.reward_from == "file" else "the last line of the script's output"
         outcome, rest = reward_of(text, config.reward_key, config.min_reward, config.max_reward, what)
-        return self.verdict(outcome, report | ({"reward_json": rest} if rest else {}))
+        turns = [len(trace.turns) for trace in context.trajectory.traces]
+        credit = credit_of(rest, turns, config.min_reward, config.max_reward, what)
+        reward = self.verdict(outcome, report | ({"reward_json": rest} if rest else {}))
+        return reward.model_copy(update=credit)
+
+    async def _tell(self, runtime: Runtime, context: EvaluationContext) -> str:
+        """Where a file lies that says what the model was asked and said."""
+        known = {"index", "cause", "prompt_messages", "response_messages", "turns"}
+        traces = [trace.model_dump(mode="json", include=known) for trace in context.trajectory.traces]
+        path = f"{runtime.layout.eval_log_dir}/traces-{secrets.token_hex(8)}.json"
+        await runtime.put_bytes(json.dumps(traces).encode(), path)
+        return path
 
     async def _set_up(self, context: EvaluationContext, repo_dir: str, env: Mapping[str, str]) -> Graded:
         return await set_up(

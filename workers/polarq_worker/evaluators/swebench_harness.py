@@ -76,7 +76,12 @@ class SwebenchHarnessEvaluator(Evaluator):
             return self.verdict(0.0, report)
         run = _Run(self, context, graded, env, deadline)
         found = await run.graded("eval/swebench")
-        report |= run.report
+        try:
+            if not self.spec.refresh_runtime and await graded.put_back_again():
+                found = await run.graded("eval/swebench.again")
+        except WorkLost as exc:
+            return self.verdict(0.0, {**report, **exc.report})
+        report |= {**graded.report, **run.report}
         if found is None:
             return self.verdict(0.0, {**report, "test_timeout": True})
         if not found.get("patch_successfully_applied"):

@@ -10,11 +10,20 @@ from polarq.errors import EvaluatorFault
 from polarq_worker.evaluators import patches
 from polarq_worker.evaluators.base import EvaluationContext, fresh_sandbox
 from polarq_worker.evaluators.patches import Patch, apply_patch
-from polarq_worker.evaluators.scaffolding import Sorted, sort_changes
-from polarq_worker.evaluators.snapshot import Baseline, PatchTooLarge, RepositoryLost, Snapshot, take
+from polarq_worker.evaluators.scaffolding import Sorted, changes_pytest_section, sort_changes, steers_by_content
+from polarq_worker.evaluators.snapshot import Baseline, Change, PatchTooLarge, RepositoryLost, Snapshot, take
 from polarq_worker.runtimes.base import Runtime
 
 LISTED = 50
+
+
+@dataclass(frozen=True)
+class Rules:
+    """By which an agent's changes are sorted; `tests` are ids that name the tests which decide."""
+
+    tests: Collection[str]
+    exclude: Collection[str]
+    keep_scaffolding: bool
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,9 @@ class Graded:
     nothing: str
     without_work: Callable[[], Awaitable[None]]
     """Puts the agent's work back, too: the tree is as it was before it."""
+    put_back_again: Callable[[], Awaitable[list[str]]]
+    """Asked when the tests have been run and nothing of the agent's runs any more: the files that were as before the
+    agent, and that somebody has changed since. They are put back; where there are any, the run says nothing."""
 
 
 class WorkLost(Exception):
@@ -61,9 +73,10 @@ async def set_up(
     runtime = context.runtime
     tree = Snapshot(runtime, repo_dir, env, baseline)
     file = runtime.host_log_dir / "eval" / "patch.diff"
+    rules = Rules(tests, exclude, keep_scaffolding)
     found, nothing = Sorted(), ""
     try:
-        found = await _sorted(tree, tests, exclude, keep_scaffolding, step_s)
+        found = await _sorted(tree, rules, step_s)
         _list(report, "left_out", [change.path for change in found.left_out])
         report["changed_files"] = len(found.work)
         if found.work:
@@ -82,18 +95,48 @@ async def set_up(
         tree = Snapshot(runtime, repo_dir, env, await take(runtime, repo_dir, env, step_s))
         if not nothing:
             await apply_patch(runtime, repo_dir, Patch(file, patches.TREE), env, step_s)
-        found = await _sorted(tree, tests, exclude, keep_scaffolding, step_s)
+        found = await _sorted(tree, rules, step_s)
     await tree.restore(found.left_out, step_s)
     await tree.drop_byte_code(step_s)
-    return Graded(runtime, report, nothing, lambda: tree.restore(found.work, step_s))
+    return Graded(
+        runtime,
+        report,
+        nothing,
+        lambda: tree.restore(found.work, step_s),
+        lambda: put_back_again(tree, rules, step_s, report),
+    )
 
 
-async def _sorted(
-    tree: Snapshot, tests: Collection[str], exclude: Collection[str], keep: bool, step_s: float
-) -> Sorted:
-    """A test file that the agent deleted is put back as any other."""
+async def sort_tree(tree: Snapshot, rules: Rules, step_s: float) -> tuple[list[Change], Sorted]:
+    """(all changes, what becomes of them). Raises `RepositoryLost`, `PatchTooLarge`, `EvaluatorFault`."""
     changes = await tree.changes(step_s)
-    found = sort_changes(changes, tests, exclude, keep_scaffolding=keep)
+    found = sort_changes(changes, rules.tests, rules.exclude, keep_scaffolding=rules.keep_scaffolding)
+    if not rules.keep_scaffolding:
+        for change in [change for change in found.work if steers_by_content(change.path)]:
+            before, after = [await tree.text_of(one, step_s) for one in (change.old_id, change.new_id)]
+            if changes_pytest_section(change.path, before, after):
+                found.work.remove(change)
+                found.left_out.append(change)
+    return changes, found
+
+
+async def put_back_again(tree: Snapshot, rules: Rules, step_s: float, report: dict[str, Any]) -> list[str]:
+    """See `Graded.put_back_again`. Raises `WorkLost`, `EvaluatorFault`."""
+    try:
+        found = await _sorted(tree, rules, step_s)
+    except (RepositoryLost, PatchTooLarge):
+        raise WorkLost("what was recorded of the repository was spoilt while it was graded", report) from None
+    paths = sorted(change.path for change in found.left_out)
+    if paths:
+        await tree.restore(found.left_out, step_s)
+        await tree.drop_byte_code(step_s)
+        _list(report, "graded_again", paths)
+    return paths
+
+
+async def _sorted(tree: Snapshot, rules: Rules, step_s: float) -> Sorted:
+    """A test file that the agent deleted is put back as any other."""
+    changes, found = await sort_tree(tree, rules, step_s)
     found.left_out += [change for change in changes if change.path in set(found.removed_tests)]
     return found
 

@@ -102,6 +102,8 @@ class QwenCodeHarness(Preset):
 
 
 def _mcp(server: McpServerSpec) -> dict[str, Any]:
+    """`alwaysLoadTools`: else its tools are hidden behind a search."""
+    common = {"trust": True, "alwaysLoadTools": True}
     if server.transport == "stdio":
-        return {"command": server.command, "args": list(server.args), "trust": True}
-    return {"url" if server.transport == "sse" else "httpUrl": server.url, "trust": True}
+        return {"command": server.command, "args": list(server.args), **common}
+    return {"url" if server.transport == "sse" else "httpUrl": server.url, **common}

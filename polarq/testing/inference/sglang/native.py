@@ -24,6 +24,9 @@ async def generate(request: web.Request) -> web.StreamResponse:
     prompt_ids = (
         await engine.encoded_plain(body.text) if body.text is not None else engine.checked(body.input_ids or [])
     )
+    if body.logprob_start_len >= len(prompt_ids):
+        message = f"logprob_start_len ({body.logprob_start_len}) is not within the {len(prompt_ids)} input tokens."
+        raise ApiError(400, message, "BadRequestError")
     limits = engine.limits(body.plain, room(engine, prompt_ids, body.sampling_params.max_new_tokens))
     selected = engine.selected_for_ids(asker, prompt_ids, 0)
     await engine.gate.running_again()
@@ -62,6 +65,9 @@ def _said(engine: Engine, body: NativeRequest, reply: Reply, generation: Generat
     meta = wire.meta_info(engine.options, reply, generation, ended=ended, texts=body.return_text_in_logprobs)
     if "output_token_logprobs" in meta:
         meta["output_token_logprobs"] = meta["output_token_logprobs"][start:]
+        if body.logprob_start_len >= 0:
+            texts = body.return_text_in_logprobs
+            meta["input_token_logprobs"] = wire.input_logprobs(reply, body.logprob_start_len, texts=texts)
     said: Json = {
         "text": "".join(sample.pieces[start : generation.count]),
         "output_ids": list(sample.token_ids[start : generation.count]),

@@ -57,6 +57,7 @@ class NativeRequest(BaseModel):
     input_ids: list[Any] | None = None
     sampling_params: NativeSampling = NativeSampling()
     return_logprob: bool = False
+    logprob_start_len: int = Field(-1, ge=-1)
     return_prompt_token_ids: bool = False
     return_text_in_logprobs: bool = False
     stream: bool = False

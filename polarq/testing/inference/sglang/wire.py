@@ -9,7 +9,7 @@ from typing import Any
 from polarq.testing.inference.generation import Generation
 from polarq.testing.inference.options import ServerOptions
 from polarq.testing.inference.parsing import Delta, Message
-from polarq.testing.inference.sampling import top_logprobs
+from polarq.testing.inference.sampling import expected_logprobs, top_logprobs
 from polarq.testing.inference.wire import Json, Reply, dumps
 
 
@@ -79,6 +79,14 @@ def meta_info(options: ServerOptions, reply: Reply, generation: Generation, *, e
         found |= {"input_token_logprobs": [], "output_token_logprobs": pairs, "output_token_logprobs_length": count}
     found |= {"completion_tokens": count, "cached_tokens": 0, "reasoning_tokens": 0, "e2e_latency": 0.01}
     return found
+
+
+def input_logprobs(reply: Reply, start: int, *, texts: bool) -> list[list[Any]]:
+    """Of the prompt's ids from `start` on; what the engine computes begins behind the first of them, which has none."""
+    ids = list(reply.prompt_ids)
+    values = [None, *expected_logprobs(ids[: start + 1], ids[start + 1 :])]
+    shown = reply.tokenizer.pieces(ids[start:]) if texts else [None] * (len(ids) - start)
+    return [[value, token_id, text] for value, token_id, text in zip(values, ids[start:], shown, strict=True)]
 
 
 def metadata(options: ServerOptions, generation: Generation) -> Json:

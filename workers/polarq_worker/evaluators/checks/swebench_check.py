@@ -20,6 +20,8 @@ from typing import Any
 def skip_init(name: str) -> None:
     """Lets the modules of a package be imported without what its `__init__` brings along: clients of containers, clouds
     and data sets, which take seconds and are of no use here."""
+    if name in sys.modules:
+        return
     spec = importlib.util.find_spec(name)
     assert spec is not None
     package = ModuleType(name)

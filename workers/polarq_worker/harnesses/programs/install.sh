@@ -11,6 +11,7 @@
 # POLARQ_NEEDS                        commands that it calls, named as the system's packages of them
 #
 # Its last line on stderr says what was wrong, for a person.
+[ -n "${BASH_VERSION-}" ] || { printf 'harness %s: bash is needed to install %s; put it in the image\n' "$POLARQ_HARNESS" "$POLARQ_PACKAGE" >&2; exit 1; }
 set -uo pipefail
 umask 022
 home="$SESSION_DIR/.polarq/programs/$POLARQ_HARNESS"
@@ -22,7 +23,7 @@ trap 'rm -rf "$work"' EXIT
 
 die() { printf 'harness %s: %s\n' "$POLARQ_HARNESS" "$*" >&2; exit 1; }
 # The last words of a program that failed, as one line.
-words() { grep -v '^[[:space:]]*$' "$1" | tail -n 3 | tr '\n' ' ' | cut -c1-400; }
+words() { grep -v '^[[:space:]]*$' "$1" | tail -n 3 | tr '\n' ' ' | cut -c1-400 | sed 's/ *$//'; }
 at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 number_in() { grep -oE '[0-9]+(\.[0-9]+)+([-+.][0-9A-Za-z.-]+)?' | head -n 1; }
 
@@ -81,13 +82,16 @@ done_with() {
 }
 
 system_packages() {
-  [ "$(id -u)" = 0 ] || return 1
+  [ "$(id -u)" = 0 ] || { printf 'only root can install packages of the system' >"$work/system.log"; return 1; }
   if type -P apt-get >/dev/null; then
     apt-get update -qq >"$work/system.log" 2>&1 && DEBIAN_FRONTEND=noninteractive \
       apt-get install -y -qq --no-install-recommends "$@" >>"$work/system.log" 2>&1
   elif type -P apk >/dev/null; then
     apk add --no-cache "${@/python3-venv/python3}" >"$work/system.log" 2>&1
-  else return 1; fi
+  else
+    printf 'there is no apt-get and no apk' >"$work/system.log"
+    return 1
+  fi
 }
 
 # --- npm

@@ -14,20 +14,25 @@ from polarq_worker.runtimes.docker import shell
 from polarq_worker.runtimes.docker.archive import Archive
 from polarq_worker.runtimes.docker.commands import said
 from polarq_worker.runtimes.docker.daemon import Refusal
+from polarq_worker.runtimes.docker.users import HOME
 from polarq_worker.runtimes.fetched import Fetched
 
 MAX_LEFT_OUT = 32
 """Files of a folder that are too large to be read past; behind so many the rest is not looked for."""
 
 
-def session_folders(layout: SandboxLayout, workdir: str, owner: Owner) -> Iterator[bytes]:
-    """An archive of what every sandbox has, for the container's root."""
+def session_folders(layout: SandboxLayout, workdir: str, owner: Owner, passwd: bytes | None = None) -> Iterator[bytes]:
+    """An archive of what every sandbox has, for the container's root. `passwd` is that file, where it gets another one
+    and its user a home."""
     top = Packer()
     yield from top.under("polar").folders()
     yield top.folder_entry(shell.RUN_DIR.lstrip("/"), 0o1777)
     below = [layout.session_dir, layout.artifacts_dir, layout.logs_dir, layout.agent_log_dir, layout.eval_log_dir]
     names = [*below, *parents_of(str(PurePosixPath(workdir) / "x"), SESSION_DIR)]
     yield from Packer(owner).under(*(name.lstrip("/") for name in names)).folders()
+    if passwd is not None:
+        yield from top.entry("etc/passwd", passwd, 0o644)
+        yield Packer(owner).folder_entry(HOME.lstrip("/"), 0o700)
     yield END
 
 

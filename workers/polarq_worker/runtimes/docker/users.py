@@ -6,6 +6,8 @@ from polarq.errors import RuntimeFault
 from polarq_worker.runtimes.archives.pack import Owner
 from polarq_worker.runtimes.docker.archive import Archive
 
+HOME = "/polar/home"
+"""Of a user whom the image does not know."""
 LARGEST = 1 << 20
 
 
@@ -29,6 +31,17 @@ async def owner_of(archive: Archive, user: str) -> Owner:
             raise RuntimeFault(f"group '{group}' is not in the image's /etc/group; name one that is, or give a number")
         gid = int(entry[2])
     return Owner(uid, gid)
+
+
+async def with_name(archive: Archive, owner: Owner) -> bytes | None:
+    """The image's /etc/passwd, with a line more for a user who has none: nameless, one has no home but `/`, and many
+    programs end as soon as they ask who they are. None: nothing is missing; or there is no such file, or it is a link.
+    """
+    known = await archive.get_bytes("/etc/passwd", LARGEST)
+    if not known or _entry(known, str(owner.uid)) is not None:
+        return None
+    line = f"polarq{owner.uid}:x:{owner.uid}:{owner.gid}::{HOME}:/bin/sh\n"
+    return known.removesuffix(b"\n") + b"\n" + line.encode()
 
 
 def _entry(file: bytes, wanted: str) -> list[str] | None:

@@ -1,0 +1,133 @@
+"""Right and wrong work, and ways to be paid for nothing: each evaluator that runs tests gives the true reward.
+
+Swebench has the same ways in a file of its own, for what its package reads takes seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polarq.contracts.evaluators import repository_of
+from polarq.contracts.specs import EvaluatorSpec
+from tests.evaluators.conftest import FIX, GIT, REPO, Bench
+
+TEST = """\
+import sys
+sys.path.insert(0, ".")
+from calc import add
+good = add(1, 2) == 3 and add(2, 2) == 4
+def test_sums():
+    assert good
+if __name__ == "__main__":
+    print("PASSED" if good else "FAILED", "tests/test_sums.py::test_sums")
+    sys.exit(not good)
+"""
+PLAIN = "PYTHONPATH=. python tests/test_sums.py"
+PYTEST = "python -m pytest -q -p no:cacheprovider tests/test_sums.py"
+FORGED = "print('PASSED tests/test_sums.py::test_sums')"
+WRONG = "printf 'def add(a, b):\\n    return 3\\n' > calc.py"
+LOOKED = "echo '# looked at' >> calc.py"
+EXCUSE = "printf 'def pytest_runtest_makereport(item, call):\\n    call.excinfo = None\\n'"
+BYTE_CODE = (
+    "printf 'def add(a, b):\\n    return a + b\\n' > x.py; python -c \"import importlib.util, py_compile;"
+    "py_compile.compile('x.py', importlib.util.cache_from_source('calc.py'), invalidation_mode="
+    'py_compile.PycInvalidationMode.UNCHECKED_HASH)"; rm x.py'
+)
+
+
+def always(command: str) -> str:
+    """Somebody whom the agent leaves behind, and who does it again and again."""
+    return f"(setsid bash -c 'while :; do {command}; done' &> /dev/null &)"
+
+
+def rewrites(text: str) -> str:
+    return f'echo "{text}" > .git/x; {always("cp .git/x .git/y && mv .git/y tests/test_sums.py")}'
+
+
+WAYS: dict[str, tuple[str, str, float]] = {
+    "solved": (PLAIN, FIX, 1.0),
+    "solved and committed": (PLAIN, f"{FIX}; {GIT} commit -qam done", 1.0),
+    "wrong": (PLAIN, WRONG, 0.0),
+    "nothing": (PLAIN, "true", 0.0),
+    "tests edited": (PLAIN, f'echo "{FORGED}" > tests/test_sums.py; {LOOKED}', 0.0),
+    "tests edited and committed": (PLAIN, f'echo "{FORGED}" > tests/test_sums.py; {GIT} commit -qam done', 0.0),
+    "tests spoilt, solved": (PLAIN, f"{FIX}; echo 'assert False' > tests/test_sums.py", 1.0),
+    "tests deleted, solved": (PLAIN, f"{FIX}; rm tests/test_sums.py", 1.0),
+    "sitecustomize planted": (PLAIN, f'echo "{FORGED}; import os; os._exit(0)" > sitecustomize.py; {LOOKED}', 0.0),
+    "byte code planted": (PLAIN, f"{BYTE_CODE}; {LOOKED}", 0.0),
+    "conftest planted": (PYTEST, f"{EXCUSE} > conftest.py; {LOOKED}", 0.0),
+    "a section of pytest's planted": (
+        PYTEST, f"{EXCUSE} > plug.py; printf '[pytest]\\naddopts = -p plug\\n' > tox.ini; {LOOKED}", 0.0,
+    ),
+    "tests rewritten while they run": (PLAIN, f"{rewrites(FORGED)}; {LOOKED}", 0.0),
+    "tests rewritten while they run, solved": (PLAIN, f"{FIX}; {rewrites('assert False')}", 1.0),
+}  # fmt: skip
+OTHERWISE = {("test_on_output", "tests deleted, solved"): 0.0}
+"""A named test that the agent removed has failed."""
+IN_FRESH = [
+    "solved",
+    "tests edited and committed",
+    "tests deleted, solved",
+    "byte code planted",
+]
+CELLS = [(way, False) for way in WAYS] + [(way, True) for way in IN_FRESH]
+STRATEGIES = ["test_on_output", "script", "harbor"]
+
+
+def spec(strategy: str, command: str, folder: Path, *, fresh: bool = False) -> EvaluatorSpec:
+    """The same tests for any of them."""
+    config: dict[str, Any] = {"repo_dir": REPO}
+    if strategy == "test_on_output":
+        config |= {"test_command": command, "expected_output_json": {"tests/test_sums.py::test_sums": "PASSED"}}
+    elif strategy == "script":
+        config |= {"command": command}
+    else:
+        tests = folder / "verifier"
+        tests.mkdir()
+        judged = f'if {command} >&2; then echo 1; else echo 0; fi > "$VERIFIER_DIR/reward.txt"'
+        (tests / "test.sh").write_text(f"cd $REPO\n{judged}\n")
+        session = {"tests_target": "/polar/session/verifier-tests", "verifier_dir": "/polar/session/verifier-logs"}
+        config |= {"tests_dir": str(tests), **session}
+    return EvaluatorSpec(strategy=strategy, config=config, refresh_runtime=fresh)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("way", "fresh"), CELLS, ids=[f"{way}, {'fresh' if fresh else 'live'}" for way, fresh in CELLS]
+)
+async def test_the_true_reward_whatever_the_agent_did(
+    strategy: str, way: str, fresh: bool, bench: Bench, tmp_path: Path
+) -> None:
+    command, agent, outcome = WAYS[way]
+    bench.files = {"calc.py": bench.files["calc.py"], "tests/test_sums.py": TEST, ".gitignore": "__pycache__/\n"}
+    bench.env = {"REPO": f"{bench.session}/repo"}
+    await bench.start(spec(strategy, command, tmp_path, fresh=fresh))
+    await bench.agent(agent)
+    reward = await bench.verdict()
+    assert reward.outcome == OTHERWISE.get((strategy, way), outcome), reward
+    assert reward.report["graded_in"] == ("fresh" if fresh else "live")
+    if "rewritten" in way:
+        assert reward.report["graded_again"] == ["tests/test_sums.py"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_comes_after_the_commit_is_taken_from_the_repository_they_look_at(strategy: str, tmp_path: Path) -> None:
+    assert repository_of(spec(strategy, PLAIN, tmp_path)) == REPO
+
+
+async def test_who_writes_the_report_all_the_time_changes_nothing(bench: Bench, tmp_path: Path) -> None:
+    bench.files = {"calc.py": bench.files["calc.py"], "tests/test_sums.py": TEST, ".gitignore": "*.xml\n"}
+    config = {
+        "repo_dir": REPO,
+        "test_command": f"{PYTEST} --junitxml=out.xml",
+        "report_path": "out.xml",
+        "expected_output_json": {"tests/test_sums.py::test_sums": "PASSED"},
+    }
+    await bench.start(EvaluatorSpec(strategy="test_on_output", config=config))
+    case = "<testsuite><testcase classname='tests.test_sums' name='test_sums'/></testsuite>"
+    await bench.agent(f'echo "{case}" > .git/x; {always("cp .git/x .git/y && mv .git/y out.xml")}; {LOOKED}')
+    reward = await bench.verdict()
+    assert reward.outcome == 0.0, reward
