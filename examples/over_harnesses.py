@@ -8,6 +8,7 @@ Submits the task once for each, all at the same time, and prints what their roll
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from polarq.client import Client
 from polarq.contracts.rollout import TaskResult
 from polarq.contracts.task import Task
+from polarq.errors import PolarqError
 
 
 def over(
@@ -37,16 +39,24 @@ def row(harness: str, result: TaskResult) -> str:
     return f"{harness:16} {', '.join(told)}"
 
 
+def troubles(result: TaskResult) -> list[str]:
+    """Why there is no reward, of each rollout that has none."""
+    return [f"  {one.rollout_id}: {one.outcome.message}" for one in result.results if one.reward is None]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task_file", type=Path)
     parser.add_argument("harnesses", nargs="+")
     parser.add_argument("-n", "--num-samples", type=int, default=1)
     asked = parser.parse_args()
-    task = Task.load({**Task.load(asked.task_file).model_dump(mode="json"), "num_samples": asked.num_samples})
-    with Client() as client:
-        for harness, result in over(client, task, asked.harnesses).items():
-            print(row(harness, result))
+    try:
+        task = Task.load({**Task.load(asked.task_file).model_dump(mode="json"), "num_samples": asked.num_samples})
+        with Client() as client:
+            for harness, result in over(client, task, asked.harnesses).items():
+                print("\n".join([row(harness, result), *troubles(result)]))
+    except PolarqError as exc:
+        sys.exit(f"over_harnesses: {exc}")
 
 
 if __name__ == "__main__":

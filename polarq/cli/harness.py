@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +22,11 @@ from polarq.registry import names, plugin
 
 harness = typer.Typer(help="The agent programs that tasks can run: list, show, check.", no_args_is_help=False)
 
-COLUMNS = (Column("harness"), Column("program"), Column("version"), Column("supported"), Column("dialects"))
+COLUMNS = (Column("harness"), Column("program"), Column("version"), Column("supported"))
+DETAIL = 1000
+"""Characters of what broke: a program's last words may be long."""
+_NAMES_OF_MODULES = re.compile(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])")
+_CHOICE = re.compile(r"Optional\[Literal\[(.*)\]\]")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A harness, as `polarq harness list` names it.")]
 
 
@@ -34,12 +39,8 @@ def list_(as_json: Json = False) -> ExitCode:
         print_json({"harnesses": found})
         return ExitCode.OK
     screen = Screen()
-    rows = [
-        [Text(shown(one.get(key) or "-")) for key in ("harness", "program", "version", "supported")]
-        + [Text(", ".join(one.get("dialects", [])) or "-")]
-        for one in found
-    ]
-    print_table(screen, COLUMNS, rows)
+    print_table(screen, COLUMNS, [[Text(shown(one[column.name] or "-")) for column in COLUMNS] for one in found])
+    screen.say("'polarq harness show NAME' says which APIs one speaks, and what a task can tell it.")
     return ExitCode.OK
 
 
@@ -57,7 +58,9 @@ def show(name: Name, as_json: Json = False) -> ExitCode:
         text = ", ".join(map(str, value)) if isinstance(value, list) else value
         screen.say((f"{key}: ", "bold"), shown(text if text != "" else "-", limit=2000))
     for setting, how in settings.items():
-        screen.say(("  agent.settings.", "dim"), shown(setting), ("  ", ""), (shown(how), "dim"))
+        screen.say(("  agent.settings.", "dim"), shown(setting), ("  ", ""), (shown(how["type"]), "dim"))
+        if how["about"]:
+            screen.say(("      ", ""), shown(how["about"]))
     return ExitCode.OK
 
 
@@ -108,13 +111,15 @@ def check(
             if not as_json:
                 word = "refused" if one["refused"] else "ok" if one["ok"] else "BROKEN"
                 verdict = (f"{word:<7}", "green" if one["ok"] else "red")
-                screen.say(verdict, "  ", f"{one['dialect']}  ", (one["check"], "bold"), "  ", shown(one["detail"]))
+                detail = shown(one["detail"], limit=DETAIL)
+                screen.say(verdict, "  ", f"{one['dialect']}  ", (one["check"], "bold"), "  ", detail)
                 screen.file.flush()
     if as_json:
         print_json({"harness": name, "ok": not broken, "findings": found})
     else:
         said = next((one["version"] for one in found if one["version"]), "")
-        screen.say(f"{name} {said}: {len(found)} checks, {broken} broken")
+        checks = "1 check" if len(found) == 1 else f"{len(found)} checks"
+        screen.say(f"{' '.join(filter(None, [name, said or version]))}: {checks}, {broken} broken")
     return ExitCode.FAILED if broken else ExitCode.OK
 
 
@@ -150,8 +155,11 @@ def _checked(
     for one in spoken:
         try:
             with bench.Bench(told, one, runtime, cache=cache or bench.default_cache(), held=interrupts.held) as here:
-                for finding in checks.Suite(here).run(wanted):
+                suite = checks.Suite(here)
+                for finding in suite.run(wanted):
                     yield table.told(finding, harness=name, dialect=one, backend=backend)
+                if not suite.runs:
+                    return
         except PartDidNotStart as exc:  # whose log is gone with its folder
             complain(str(exc.args[0]), exc.last_lines)
             raise typer.Exit(ExitCode.FAILED) from None
@@ -192,7 +200,10 @@ def _told(name: str, *, whole: bool = False) -> dict[str, Any]:
     }
 
 
-def _settings(model: Any) -> Iterator[tuple[str, str]]:
+def _settings(model: Any) -> Iterator[tuple[str, dict[str, str]]]:
     for key, field in model.model_fields.items():
-        kind = inspect.formatannotation(field.annotation)
-        yield key, f"{kind}, required" if field.is_required() else f"{kind} = {field.default!r}"
+        kind = _NAMES_OF_MODULES.sub("", inspect.formatannotation(field.annotation))
+        if choices := _CHOICE.fullmatch(kind):
+            kind = f"{choices[1].replace(', ', ' | ')} | None"
+        how = f"{kind}, required" if field.is_required() else f"{kind} = {field.default!r}"
+        yield key, {"type": how, "about": " ".join((field.description or "").split())}

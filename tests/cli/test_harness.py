@@ -11,6 +11,8 @@ from polarq.cli.main import main
 from polarq.registry import names
 from polarq.testing.conformance import table
 
+from ..runtimes.local_here import needs_bubblewrap
+
 
 def test_every_harness_is_listed_with_its_programs_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["harness", "list"]) == 0
@@ -20,12 +22,23 @@ def test_every_harness_is_listed_with_its_programs_version(capsys: pytest.Captur
     assert ">=0.171.0,<0.172.0" in said
 
 
+def test_the_list_is_a_table_on_a_narrow_terminal_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["harness", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [codex] = [line.split() for line in lines if line.startswith("codex ")]
+    assert codex == ["codex", "Codex", "CLI", "0.171.0", ">=0.171.0,<0.172.0"]
+
+
 def test_a_harness_is_shown_with_what_a_task_can_tell_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["harness", "show", "claude_code"]) == 0
     said = capsys.readouterr().out
     assert "package: @anthropic-ai/claude-code (npm)" in said
     assert "mcp servers: sse, stdio, streamable-http" in said
-    assert "agent.settings.max_turns" in said
+    assert "agent.settings.max_turns  int | None = None\n      Turns of the agent at most;" in said
+    assert "agent.settings.reasoning_effort  'low' | 'medium' | 'high' | 'xhigh' | 'max' | None = None\n" in said
     assert main(["harness", "show", "shell"]) == 0
     assert "about: Harness `shell`: any command line" in capsys.readouterr().out
 
@@ -78,3 +91,18 @@ def test_the_page_in_the_docs_is_what_its_findings_and_the_presets_say() -> None
     assert (docs / "harnesses.md").read_text("utf-8") == table.page(docs / "harnesses"), (
         "python -m polarq.testing.conformance.table docs/harnesses docs/harnesses.md"
     )
+
+
+def test_a_release_that_cannot_be_installed_is_one_line_and_no_other_check_is_tried(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    needs_bubblewrap()
+    # A program that no registry ships: nothing is fetched.
+    assert main(["harness", "check", "swe_agent", "--version", "9.9", "--cache", str(tmp_path)]) == 1
+    broken, summary = capsys.readouterr().out.splitlines()
+    assert broken == (
+        "BROKEN   openai_chat  works  it was never started, so the other checks are left out: setup action 0:"
+        " exit code 1: harness swe_agent: no registry ships sweagent: it has to be in the image,"
+        " in a version of at least 9.9"
+    )
+    assert summary == "swe_agent 9.9: 1 check, 1 broken"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 WAIT_S = 1500.0
 _ITS_COMMAND = "printf hello > hello.txt"
 """What the conformance scenarios let each program's shell tool do."""
+_ITS_EDIT = "{}\n```\n{}```"
+"""A file in an answer of Aider's."""
 
 
 @contextmanager
@@ -51,9 +54,13 @@ def stack(home: Path, harness: str, *scripts: Script) -> Iterator[LocalStack]:
         yield made
 
 
-def asking(file: str, script: str, **changes: Any) -> Task:
-    """An example's task, which tells the scripted model what to do."""
+def asking(file: str, script: str, harness: str = "", **changes: Any) -> Task:
+    """An example's task, which tells the scripted model what to do; over `harness` in place of its own."""
     task = Task.load(EXAMPLES / file).model_dump(mode="json", exclude={"task_id"})
+    if harness:
+        own = load(harness)
+        task["agent"] = {**own.agent, "harness": harness}
+        task["runtime"]["prepare"] += own.runtime.get("prepare", [])
     return Task.load(
         {**task, "instruction": f"{task['instruction']} [script: {script}]", "timeout_seconds": 900, **changes}
     )
@@ -65,19 +72,24 @@ def results(stack: LocalStack, task: Task) -> list[RolloutResult]:
 
 
 def shell_turn(harness: str, command: str) -> Turn:
-    """A turn in which the model runs a command with the program's own shell tool."""
-    scenario = load(harness)
-    (turn,) = [turn for turn in scenario.turns if _ITS_COMMAND in turn.model_dump_json()]
-    calls = [ToolCall(name=call.name, arguments=_with(call.arguments, command)) for call in turn.tool_calls]
-    return Turn(content=turn.content, tool_calls=tuple(calls))
+    """A turn in which the model runs a command (in one line, without quotes) as this program lets it."""
+    (turn,) = [turn for turn in load(harness).turns if _ITS_COMMAND in turn.model_dump_json()]
+    return _other(turn, _ITS_COMMAND, command)
 
 
-def ends(harness: str) -> Turn:
-    return load(harness).turns[-1]
+def writes(harness: str, file: str, text: str) -> Turn:
+    """A turn in which the model writes a file: by a command, or by an edit where the program has no tools."""
+    first = load(harness).turns[0]
+    if _ITS_EDIT.format("hello.txt", "hello\n") in (first.content or ""):
+        return _other(first, _ITS_EDIT.format("hello.txt", "hello\n"), _ITS_EDIT.format(file, text))
+    return shell_turn(harness, f"echo {base64.b64encode(text.encode()).decode()} | base64 -d > {file}")
 
 
-def has_a_shell_tool(harness: str) -> bool:
-    return any(_ITS_COMMAND in str(call.arguments) for turn in load(harness).turns for call in turn.tool_calls)
+def script(harness: str, name: str, *turns: Turn) -> Script:
+    """The turns, the program's own last one, and before them what it makes up itself."""
+    known = load(harness)
+    made_up = (Turn(content="Never asked for."),) * known.before
+    return Script(name=name, turns=(*made_up, *turns, known.turns[-1]))
 
 
 def images(stack: LocalStack, rollout_id: str) -> list[list[str]]:
@@ -91,8 +103,14 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _with(arguments: Mapping[str, Any], command: str) -> dict[str, Any]:
-    return {
-        key: value.replace(_ITS_COMMAND, command) if isinstance(value, str) else value
-        for key, value in arguments.items()
-    }
+def _other(turn: Turn, old: str, new: str) -> Turn:
+    """The turn with another text in what is said and called."""
+
+    def put(value: Any) -> Any:
+        return value.replace(old, new) if isinstance(value, str) else value
+
+    calls = [
+        ToolCall(name=call.name, arguments={key: put(value) for key, value in call.arguments.items()})
+        for call in turn.tool_calls
+    ]
+    return Turn(content=put(turn.content), tool_calls=tuple(calls))

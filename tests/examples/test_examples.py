@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from examples.count_stars.draw import picture
-from polarq.contracts.rollout import RolloutState
+from examples.over_harnesses import over, row, troubles
+from polarq.contracts.rollout import Boundary, Outcome, RolloutState, TaskCounts, TaskResult, TaskState
 from polarq.contracts.task import Task
-from polarq.registry import plugin
-from polarq.testing.conformance.scenario import shipped
+from polarq.testing.conformance.scenario import load, shipped
 from polarq.testing.inference import Script, ToolCall, Turn
 from polarq.testing.inference.images import IMAGE_TOKENS
 from polarq.testing.inference.scenario import load_scenario
 from polarq.testing.inference.tokenizer import load_tokenizer
 from polarq.trainers.rows import rows
 
-from .rig import EXAMPLES, asking, ends, has_a_shell_tool, images, results, sha256, shell_turn, stack
+from ..export.samples import result
+from .rig import EXAMPLES, asking, images, results, script, sha256, shell_turn, stack, writes
 
 LOOKS = {
     "claude_code": ToolCall(name="Read", arguments={"file_path": "/polar/session/stars/stars.png"}),
@@ -28,8 +30,7 @@ LOOKS = {
 }
 """How each program's own tool looks at a picture."""
 PICTURE = load_tokenizer().image_token_id
-OVER = [name for name in shipped() if has_a_shell_tool(name)]
-LIBRARIES = ("ag2", "autogen", "langchain", "openai_agents", "pydantic_ai", "smolagents")
+OVER = [name for name in shipped() if not load(name).not_run]
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda file: str(file.relative_to(EXAMPLES)))
@@ -62,14 +63,28 @@ def _installed() -> Path:
     return TASK_FILE
 
 
+def test_over_harnesses_prints_rewards_and_why_there_is_none() -> None:
+    lost = Outcome(state=RolloutState.FAILED, boundary=Boundary.MODEL, reason="model_failed", message="it broke off")
+    now = datetime.now(UTC)
+    found = TaskResult(
+        task_id="t",
+        run_id="r",
+        state=TaskState.COMPLETED,
+        counts=TaskCounts(total=2),
+        results=[result(0, reward=0.0), result(1, reward=None, outcome=lost)],
+        created_at=now,
+        updated_at=now,
+    )
+    assert row("codex", found) == "codex            0 (ok), no reward (model_failed)"
+    assert troubles(found) == ["  t.1: it broke off"]
+
+
 # --- with the programs
 
 
 def _counts(harness: str, number: int) -> Script:
     look = Turn(content="I look at the picture.", tool_calls=(LOOKS[harness],))
-    return Script(
-        name=f"says_{number}", turns=(look, shell_turn(harness, f"printf {number} > count.txt"), ends(harness))
-    )
+    return script(harness, f"says_{number}", look, shell_turn(harness, f"printf {number} > count.txt"))
 
 
 @pytest.fixture(params=sorted(set(LOOKS) & set(shipped())))
@@ -100,13 +115,12 @@ def test_the_picture_reaches_the_model_and_the_count_is_scored(counting: tuple[s
         assert {tuple(whole[one.start : one.end]) for one in last.images} == {(PICTURE,) * IMAGE_TOKENS}
 
 
-def _rewrites() -> str:
-    (script,) = [one for one in load_scenario("calculator").scripts if one.name == "rewrites"]
-    (command,) = [
-        call.arguments["command"] for turn in script.turns for call in turn.tool_calls
-        if str(call.arguments["command"]).startswith("cat > calculator.py")
-    ]  # fmt: skip
-    return str(command)
+def _solution() -> str:
+    """calculator.py as one of the scripted model's agents writes it."""
+    (rewrites,) = [one for one in load_scenario("calculator").scripts if one.name == "rewrites"]
+    commands = [str(call.arguments["command"]) for turn in rewrites.turns for call in turn.tool_calls]
+    (command,) = [one for one in commands if one.startswith("cat > calculator.py")]
+    return command.split("<<'EOF'\n")[1].split("EOF")[0]
 
 
 @pytest.mark.harness
@@ -114,7 +128,7 @@ def _rewrites() -> str:
 @pytest.mark.parametrize("name", ["langgraph", "ag2"])
 def test_an_agent_of_ones_own_solves_the_calculator(name: str, tmp_path: Path) -> None:
     harness = Task.load(EXAMPLES / f"custom_agent/{name}.yaml").agent.harness or ""
-    solves = Script(name="solves", turns=(shell_turn(harness, _rewrites()), ends(harness)))
+    solves = script(harness, "solves", writes(harness, "calculator.py", _solution()))
     with stack(tmp_path, harness, solves) as made:
         for result in results(made, asking(f"custom_agent/{name}.yaml", "solves", num_samples=2)):
             assert result.outcome.state is RolloutState.COMPLETED, result.outcome
@@ -126,13 +140,12 @@ def test_an_agent_of_ones_own_solves_the_calculator(name: str, tmp_path: Path) -
 
 @pytest.mark.harness
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("harness", [name for name in OVER if name not in LIBRARIES])
+@pytest.mark.parametrize("harness", OVER)
 def test_the_calculator_over_a_harness(harness: str, tmp_path: Path) -> None:
-    assert plugin("harnesses", harness)
-    solves = Script(name="solves", turns=(shell_turn(harness, _rewrites()), ends(harness)))
-    idles = Script(name="idles", turns=(shell_turn(harness, "true"), ends(harness)))
+    solves = script(harness, "solves", writes(harness, "calculator.py", _solution()))
+    idles = script(harness, "idles", writes(harness, "notes.txt", "Nothing is done.\n"))
     with stack(tmp_path, harness, solves, idles) as made:
-        for script, reward in (("solves", 1.0), ("idles", 0.0)):
-            task = asking("calculator/task.yaml", script, num_samples=2, agent={"harness": harness})
-            told = [result.reward and result.reward.outcome for result in results(made, task)]
-            assert told == [reward] * 2
+        for name, reward in (("solves", 1), ("idles", 0)):
+            task = asking("calculator/task.yaml", name, harness, num_samples=2)
+            told = over(made.client, task, [harness], {harness: task.agent.settings})
+            assert row(harness, told[harness]) == f"{harness:16} {reward} (ok), {reward} (ok)"

@@ -52,9 +52,7 @@ def outside(tmp_path: Path) -> dict[str, str]:
     described = site / "pocket_harness-1.0.dist-info"
     described.mkdir(parents=True)
     [code] = blocks("python")
-    conformance = '    conformance = Path(__file__).with_name("pocket.yaml")\n'
-    text = code.replace("    kept =", f"{conformance}    kept =")
-    (site / "pocket_harness.py").write_text(f"from pathlib import Path\n\n{text}", "utf-8")
+    (site / "pocket_harness.py").write_text(code, "utf-8")
     (site / "pocket.yaml").write_text(blocks("yaml")[1], "utf-8")
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: pocket-harness\nVersion: 1.0\n", "utf-8")
     [toml] = blocks("toml")
@@ -120,7 +118,8 @@ def test_a_preset_of_another_package_is_listed_shown_and_checked(outside: dict[s
     assert "pocket" in [one["harness"] for one in polarq("list")["harnesses"]]
     shown = polarq("show", "pocket")
     assert (shown["version"], shown["supported"]) == ("1.2.0", ">=1.1,<1.3")
-    assert shown["settings"]["max_turns"] == "int = 50"
+    assert shown["settings"]["max_turns"] == {"type": "int = 50", "about": ""}
+    assert shown["settings"]["version"]["about"].startswith("Release to run; None: one in the supported range")
     # It exits with 0 after a call that was refused or failed: that is told from success all the same.
     wanted = ("works", "continues", "model_error", "overflow", "busy", "mcp", "skills", "limits")
     checked = polarq("check", "pocket", *(word for name in wanted for word in ("--only", name)))

@@ -31,7 +31,17 @@ from typing import Any, get_args
 from polarq.contracts.rollout import Boundary, RolloutState
 from polarq.testing.conformance.asked import Asked
 from polarq.testing.conformance.bench import Bench, Ran
-from polarq.testing.conformance.found import Broken, Finding, done, ended, recorded_what_was_sampled, solved, steps
+from polarq.testing.conformance.found import (
+    Broken,
+    Finding,
+    NeverRan,
+    done,
+    ended,
+    recorded_what_was_sampled,
+    solved,
+    started,
+    steps,
+)
 from polarq.testing.conformance.scenario import CheckName, Expected
 
 CHECKS: tuple[CheckName, ...] = get_args(CheckName)
@@ -51,6 +61,8 @@ class Suite:
         self._plain: Ran | None = None
         self.version = ""
         """Of the program that was run, once it was."""
+        self.runs = True
+        """False: it could not be installed or started."""
         asked = Asked(bench, self._run)
         self._looks: Mapping[CheckName, Callable[[Expected], str | None]] = {
             "works": self._works,
@@ -72,8 +84,9 @@ class Suite:
         }
 
     def run(self, wanted: Collection[CheckName] = CHECKS) -> Iterator[Finding]:
+        """Up to one in which the program did not run at all."""
         for check in CHECKS:
-            if check in wanted:
+            if check in wanted and self.runs:
                 yield self.one(check)
 
     def one(self, check: CheckName) -> Finding:
@@ -83,6 +96,7 @@ class Suite:
         try:
             refused = self._looks[check](expected)
         except Broken as exc:
+            self.runs = not isinstance(exc, NeverRan)
             return Finding(check, False, str(exc), self.version)
         if refused:
             return Finding(check, True, refused, self.version, refused=True)
@@ -94,6 +108,7 @@ class Suite:
 
     def _ended(self, name: str) -> Ran:
         ran = self._bench.ended(name)
+        started(ran)
         report, sandbox = ran.result.harness, ran.result.sandbox
         if report is not None and (program := report.metadata.get("program")):
             if self.version and sandbox is not None and sandbox.origin == "cold":
@@ -129,16 +144,23 @@ class Suite:
             )
 
     def _side(self, expected: Expected) -> None:
+        self._has_worked()
         found = sorted(call.side_kind or "" for call in self.plain.side)
         if found != sorted(map(str, self._bench.scenario.side)):
             raise Broken(f"side traffic: {', '.join(found) or 'none'}")
 
     def _quiet(self, expected: Expected) -> None:
+        self._has_worked()
         sandbox = self.plain.result.sandbox
         asked = {one.target for one in (sandbox.denied if sandbox is not None else [])}
         known = self._bench.scenario.denied
         if more := sorted(target for target in asked if not any(fnmatchcase(target, one) for one in known)):
             raise Broken(f"it asked for {', '.join(more)}")
+
+    def _has_worked(self) -> None:
+        """A program that did nothing was quiet too."""
+        if not self.plain.whole:
+            raise Broken("it took no step of the task, so there is nothing to look at")
 
     # --- trouble
 

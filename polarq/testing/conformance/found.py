@@ -15,6 +15,10 @@ class Broken(PolarqError):
     """A check does not hold; the message says what was found."""
 
 
+class NeverRan(Broken):
+    """The program did not come so far as to be started: no other check will tell more."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """How one check came out."""
@@ -35,6 +39,13 @@ def ended(ran: Ran, state: RolloutState, boundary: Boundary, reason: str) -> Non
             f"it ended as {outcome.state}/{outcome.boundary}/{outcome.reason}, not {state}/{boundary}/{reason}:"
             f" {outcome.message}"
         )
+
+
+def started(ran: Ran) -> None:
+    """Raises `NeverRan`."""
+    outcome = ran.result.outcome
+    if ran.result.harness is None and outcome.state is not RolloutState.CANCELLED:
+        raise NeverRan(f"it was never started, so the other checks are left out: {outcome.message}")
 
 
 def solved(ran: Ran) -> None:

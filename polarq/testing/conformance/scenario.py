@@ -190,7 +190,8 @@ def load(harness: str, own: Path | None = None) -> ProgramScenario:
         text = own.read_text("utf-8") if own is not None else (_folder() / f"{harness}.yaml").read_text("utf-8")
         return ProgramScenario.parse(_mapping(yaml.safe_load(text)), what=what, error=InvalidInput)
     except FileNotFoundError:
-        where = f"no file {own}" if own is not None else f"none of that name ships (these do: {', '.join(shipped())})"
+        class_says = "write one, and name it in the class's `conformance` (docs/adding-a-harness.md)"
+        where = f"there is no file {own}" if own is not None else f"none ships; {class_says}"
         raise InvalidInput(what, [where]) from None
     except yaml.YAMLError as exc:
         raise InvalidInput(what, [f"cannot be parsed: {' '.join(str(exc).split())}"]) from None

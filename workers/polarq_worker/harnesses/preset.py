@@ -20,6 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import ConfigDict
+
 from polarq.contracts.artifacts import ArtifactSpec
 from polarq.contracts.base import Contract
 from polarq.contracts.rollout import HarnessReport, StepReport
@@ -40,6 +42,8 @@ _COPY_S = 120.0
 
 class PresetSettings(Contract):
     """`agent.settings` that every preset has. A program's own class adds what that program can be told."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     version: str | None = None
     """Release to run; None: one in the supported range that the image has, else the preset's default."""

@@ -67,21 +67,25 @@ def verdict_of(report: HarnessReport, seen: CallsSeen, limit: str = "") -> Verdi
         return Verdict(
             Boundary.MODEL, "model_refused", f"the last model call was refused ({seen.problem_text}); {ended}"
         )
-    if limit and not seen.problem:
+    if seen.problem:
+        text = f"the last model call failed ({seen.problem_text}); {ended}"
+        return Verdict(Boundary.MODEL, "model_failed", text) if report.ok else None
+    if limit:
         return Verdict(Boundary.HARNESS, "agent_limit", f"the agent stopped at a limit of its own ({limit}); {ended}")
+    if seen.last is not None:
+        # Some programs take such an answer for the end, others for a failure of their own.
+        if seen.last.finish_reason == "length":
+            text = f"the model's last answer was cut at its token limit; {ended}"
+            return Verdict(Boundary.HARNESS, "answer_cut", text)
+        if _is_unread_call(seen.last):
+            text = "the model's last answer was a tool call that the engine's parser could not read"
+            return Verdict(Boundary.HARNESS, "invalid_tool_call", f"{text}; {ended}")
     if not report.ok:
         return None
-    if seen.problem:
-        return Verdict(Boundary.MODEL, "model_failed", f"the last model call failed ({seen.problem_text}); {ended}")
     if seen.last is None or not seen.sampled:
         return Verdict(Boundary.HARNESS, "no_model_calls", f"{ended}, and the model was never sampled for it")
     if _is_empty(seen.last):
         return Verdict(Boundary.HARNESS, "empty_answer", f"the model's last answer was empty; {ended}")
-    if seen.last.finish_reason == "length":
-        return Verdict(Boundary.HARNESS, "answer_cut", f"the model's last answer was cut at its token limit; {ended}")
-    if _is_unread_call(seen.last):
-        text = "the model's last answer was a tool call that the engine's parser could not read"
-        return Verdict(Boundary.HARNESS, "invalid_tool_call", f"{text}; {ended}")
     return None
 
 

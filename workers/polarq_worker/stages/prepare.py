@@ -52,7 +52,9 @@ async def prepare(
             reports.append(report)
         if problem:
             named = action.command if action.type == "exec" else f"{action.source} to {action.target}"
-            message = f"{category} action {index} ({action.type}: {_short(named or '')}): {problem}"
+            # A harness's own step says by itself what it is.
+            what = "" if category is ExecCategory.SETUP else f" ({action.type}: {_short(named or '')})"
+            message = f"{category} action {index}{what}: {problem}"
             raise PrepareFailed(message, index=index, reports=reports, timed_out=late)
     return reports
 
