@@ -22,10 +22,8 @@ from polarq_worker.harnesses.programs.program import Program, PythonProgram
 
 from ..needs import not_here
 
-IMAGES = {
-    "3.11": os.environ.get("POLARQ_BASE_IMAGE", "polarq-base:local"),
-    "3.13": os.environ.get("POLARQ_NEWER_IMAGE", "polarq-newer:local"),
-}
+NEWER = os.environ.get("POLARQ_NEWER_IMAGE", "polarq-newer:local")
+IMAGES = {"3.11": os.environ.get("POLARQ_BASE_IMAGE", "polarq-base:local"), "3.13": NEWER}
 """Images that `.ci/docker-up newer` makes, by the Python that is in them."""
 
 Case = tuple[str, str, str]
@@ -45,10 +43,12 @@ def cases() -> Iterator[Any]:
         if scenario.not_run:
             continue
         preset = plugin("harnesses", name)
-        first = ("local", "docker") if image_for(preset.program) else ("local",)
+        image = image_for(preset.program)
         for number, dialect in enumerate(preset.dialects):
-            for backend in ("local",) if number else first:
-                marks = [pytest.mark.harness, *([pytest.mark.docker] if backend == "docker" else [])]
+            for backend in ("local",) if number or image is None else ("local", "docker"):
+                marks = [pytest.mark.harness]
+                if backend == "docker":
+                    marks += [pytest.mark.docker, *([pytest.mark.newer_image] if image == NEWER else [])]
                 case = (name, dialect, backend)
                 for check in CHECKS:
                     yield pytest.param(case, check, id="-".join([*case, check]), marks=marks)

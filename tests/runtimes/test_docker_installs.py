@@ -31,12 +31,17 @@ def port() -> Iterator[int]:
 
 
 @pytest.fixture
-async def runtime(tmp_path: Path) -> AsyncIterator[DockerRuntime]:
-    """In this machine's network, where the registry is."""
+async def sandboxes(tmp_path: Path) -> AsyncIterator[Sandboxes]:
     daemon_is_here()
-    sandboxes = Sandboxes(tmp_path)
-    yield await sandboxes.started(network="host", user=USER, env={})
-    await sandboxes.stop()
+    made = Sandboxes(tmp_path)
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def runtime(sandboxes: Sandboxes) -> DockerRuntime:
+    """In this machine's network, where the registry is."""
+    return await sandboxes.started(network="host", user=USER, env={})
 
 
 async def install(runtime: DockerRuntime, program: Program, port: int, tmp_path: Path) -> None:
@@ -47,12 +52,23 @@ async def install(runtime: DockerRuntime, program: Program, port: int, tmp_path:
         await prepare(runtime, [action], env={**lent, **env}, timeout_s=170, upload_roots=[])
 
 
-async def test_a_user_of_no_name_gets_a_name_and_a_home(runtime: DockerRuntime) -> None:
-    script = "head -n 1 /etc/passwd; whoami; echo ~; stat -c '%u:%g %a' ~"
-    said = await runtime.exec(script, timeout_s=60)
-    assert said.ok, said.why
-    root = "root:x:0:0:root:/root:/bin/bash"
-    assert said.stdout_text.splitlines() == [root, "polarq4711", "/polar/home", f"{USER} 700"]
+@pytest.mark.parametrize(
+    ("user", "said"),
+    [
+        (USER, ["polarq4711", "/polar/home", "4711:4712 700"]),
+        ("nobody", ["nobody", "/polar/home", "65534:65534 700"]),
+        ("root", ["root", "/root", "0:0 700"]),
+    ],
+    ids=["without a name", "without a home", "with both"],
+)
+async def test_every_user_has_a_name_and_a_home_of_its_own(sandboxes: Sandboxes, user: str, said: list[str]) -> None:
+    look = "whoami; echo ~; stat -c '%u:%g %a' ~; cat ~/kept 2>&1; grep -c ^root:x:0:0:root:/root: /etc/passwd"
+    first = await sandboxes.started("first", user=user, env={})
+    assert (await first.exec("echo left >~/kept", timeout_s=60)).ok
+    assert (await first.exec(look, timeout_s=60)).stdout_text.splitlines() == [*said, "left", "1"]
+    second = sandboxes.new("second", user=user, env={})
+    await second.start(snapshot=(await first.snapshot("of-first")).reference)
+    assert (await second.exec(look, timeout_s=60)).stdout_text.splitlines() == [*said, "left", "1"]
 
 
 async def test_a_user_of_no_name_gets_a_program_and_runs_it(runtime: DockerRuntime, port: int, tmp_path: Path) -> None:
@@ -78,8 +94,7 @@ async def test_a_user_of_no_name_gets_a_program_and_runs_it(runtime: DockerRunti
         ),
         (
             PythonProgram("pocket-agent", "pocket", VERSIONS, needs=("tmux",)),
-            r"'tmux' is needed, and can neither be found nor installed \(only root can install .+\); put it in the"
-            " image$",
+            r"'tmux' is needed, and can neither be found nor installed \(only root can .+\); put it in the image$",
         ),
     ],
     ids=["npm", "python", "needs"],

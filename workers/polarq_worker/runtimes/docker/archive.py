@@ -120,6 +120,13 @@ class Archive:
                     raise
         return bytes(found)
 
+    async def has(self, path: str) -> bool:
+        """Raises `RuntimeFault` where the daemon does not answer."""
+        async with asking(f"look at {path}"), self._docker.session.head(self._url(), params={"path": path}) as answer:
+            if answer.status != 404:
+                await _refused(answer)
+            return answer.status != 404
+
     @asynccontextmanager
     async def _stream(self, path: str) -> AsyncIterator[aiohttp.StreamReader]:
         timeout = aiohttp.ClientTimeout()

@@ -6,7 +6,7 @@ daemon's archive calls, so that no owner has to be mapped and no folder opened f
     in the container        on the host
     /polar/session          <root>/          0700, gone after stop()
     /polar/run                logs/          output of commands, progress of the image's pull
-    /polar/home                              of a user whom the image does not know
+    /polar/home                              of a user to whom the image gives none
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from polarq_worker.runtimes.docker.executor import Executor
 from polarq_worker.runtimes.docker.files import Files, absolute
 from polarq_worker.runtimes.docker.folders import session_folders
 from polarq_worker.runtimes.docker.remove import removed
-from polarq_worker.runtimes.docker.users import owner_of, with_name
+from polarq_worker.runtimes.docker.users import owner_of, with_home
 from polarq_worker.runtimes.fetched import Fetched
 from polarq_worker.runtimes.processes import uninterrupted
 from polarq_worker.runtimes.root import Root
@@ -281,7 +281,7 @@ class DockerRuntime(Runtime):
             archive = Archive(docker, self._container)
             self._owner = await owner_of(archive, self._user)
             if not self._from_snapshot:
-                passwd = await with_name(archive, self._owner)
+                passwd = await with_home(archive, self._owner)
                 folders = session_folders(self.layout, self.workdir, self._owner, passwd)
                 await archive.put("make the session's folders", folders)
             async with asking("start the sandbox", START_S):

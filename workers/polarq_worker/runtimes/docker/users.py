@@ -7,7 +7,7 @@ from polarq_worker.runtimes.archives.pack import Owner
 from polarq_worker.runtimes.docker.archive import Archive
 
 HOME = "/polar/home"
-"""Of a user whom the image does not know."""
+"""Of a user to whom the image gives none."""
 LARGEST = 1 << 20
 
 
@@ -33,15 +33,19 @@ async def owner_of(archive: Archive, user: str) -> Owner:
     return Owner(uid, gid)
 
 
-async def with_name(archive: Archive, owner: Owner) -> bytes | None:
-    """The image's /etc/passwd, with a line more for a user who has none: nameless, one has no home but `/`, and many
-    programs end as soon as they ask who they are. None: nothing is missing; or there is no such file, or it is a link.
-    """
+async def with_home(archive: Archive, owner: Owner) -> bytes | None:
+    """The image's /etc/passwd, in which this user gets `HOME`: a line more for one who has none, another home for one
+    whose own is no folder there (as `nobody`'s). Without it many programs end as soon as they ask who they are, or
+    write a file of theirs. None: nothing is missing; or there is no such file, or it is a link."""
     known = await archive.get_bytes("/etc/passwd", LARGEST)
-    if not known or _entry(known, str(owner.uid)) is not None:
+    fields = _entry(known, str(owner.uid))
+    if not known or (fields is not None and (len(fields) < 7 or await archive.has(fields[5]))):
         return None
-    line = f"polarq{owner.uid}:x:{owner.uid}:{owner.gid}::{HOME}:/bin/sh\n"
-    return known.removesuffix(b"\n") + b"\n" + line.encode()
+    if fields is None:
+        line = f"polarq{owner.uid}:x:{owner.uid}:{owner.gid}::{HOME}:/bin/sh"
+        return known.removesuffix(b"\n") + f"\n{line}\n".encode()
+    old, new = (":".join([*fields[:5], home, *fields[6:]]).encode() for home in (fields[5], HOME))
+    return known.replace(old, new)
 
 
 def _entry(file: bytes, wanted: str) -> list[str] | None:
