@@ -29,7 +29,7 @@ from polarq.store.codec import encode_trajectory
 from polarq.trajectory.base import Builder
 from polarq.trajectory.per_request import PerRequestBuilder
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
-from tests.trajectory.sessions import CONTEXTS, HARNESSES, session
+from tests.trajectory.sessions import CONTEXTS, harnesses, session
 
 BUILDERS: tuple[type[Builder], ...] = (PrefixMergingBuilder, PerRequestBuilder)
 REPEATS = 15
@@ -90,7 +90,7 @@ def samples() -> None:
     print("samples and tokens of a rollout, per_request against prefix_merging")
     for context in CONTEXTS:
         all_apart, all_merged = (0, 0), (0, 0)
-        for harness in HARNESSES:
+        for harness in harnesses(context):
             calls = session(harness, context)
             apart, merged = PerRequestBuilder({}).build(calls), PrefixMergingBuilder({}).build(calls)
             _compare(f"{harness} ({context})", apart, merged)
@@ -115,7 +115,7 @@ def _added(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 def sizes() -> None:
     print("bytes per token of the committed trajectory (prefix_merging)")
     rows = []
-    sessions = {harness: session(harness, "exact") for harness in HARNESSES}
+    sessions = {harness: session(harness, "exact") for harness in harnesses("exact")}
     for name, calls in {**sessions, "zipf": zipf_session()}.items():
         merged = PrefixMergingBuilder({}).build(calls)
         tokens = trained(merged)[1]

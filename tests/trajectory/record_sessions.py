@@ -37,7 +37,7 @@ from polarq.testing.inference.tokenizer import load_tokenizer
 
 from .sessions import CONTEXTS, FOLDER, keep
 
-RECORDED = ("claude_code", "codex", "gemini_cli", "mini_swe_agent", "opencode", "openhands_sdk", "pi", "qwen_code")
+RECORDED = ("claude_code", "codex", "gemini_cli", "mini_swe_agent", "opencode", "pi")
 TASK = Path(__file__).parents[2] / "polarq" / "testing" / "calculator" / "task.yaml"
 DRIFT_SEED = 7
 AGENT_S = 600.0

@@ -23,8 +23,12 @@ else:
     from backports import zstd
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "sessions"
-HARNESSES = tuple(sorted(path.name.partition(".")[0] for path in FOLDER.glob("*.exact.jsonl.zst")))
 CONTEXTS = ("exact", "observe")
+
+
+def harnesses(context: str) -> tuple[str, ...]:
+    """Of which there is a session in this context."""
+    return tuple(sorted(path.name.partition(".")[0] for path in FOLDER.glob(f"*.{context}.jsonl.zst")))
 
 
 def file_of(harness: str, context: str) -> Path:
