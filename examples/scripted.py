@@ -2,8 +2,9 @@
 
     python -m examples.scripted examples/offline_sft/scenario.yaml -- polarq status
 
-Starts Redis, the scripted inference server and a worker in a new folder, runs the command with what it takes to find
-them in its environment, and stops all of it. Needs `pip install 'polarq[demo]'`. The exit code is the command's.
+Starts Redis, the scripted inference server and a worker, runs the command with what it takes to find them in its
+environment, and stops all of it. What the worker prepared stays in the folder of its state (and in Docker, as snapshots
+of that worker), for the next time. Needs `pip install 'polarq[demo]'`. The exit code is the command's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from polarq.errors import PolarqError
+from polarq.testing.conformance.bench import alone_in
 from polarq.testing.stack import LocalStack
 
 
@@ -21,13 +23,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenario", type=Path)
     parser.add_argument("--workers", type=int, default=2, help="harnesses at once (default %(default)s)")
+    parser.add_argument("--state", type=Path, default=Path(".polarq/scripted"), help="kept (default %(default)s)")
     parser.add_argument("command", nargs="+")
     asked = parser.parse_args()
-    with TemporaryDirectory(prefix="polarq-scripted-") as home:
-        nodes = {"node0": {"max_run_workers": asked.workers}}
-        with LocalStack(
-            Path(home), scenario=str(asked.scenario.resolve()), nodes=nodes, isolation="auto", bound=True
-        ) as stack:
+    state = asked.state.resolve()
+    with alone_in(state), TemporaryDirectory(prefix="polarq-scripted-") as home:
+        stack = LocalStack(
+            Path(home),
+            scenario=str(asked.scenario.resolve()),
+            nodes={"node0": {"max_run_workers": asked.workers}},
+            env={"POLARQ_STATE_DIR": str(state)},
+            isolation="auto",
+            bound=True,
+        )
+        with stack:
             return subprocess.run(asked.command, env=stack.env, check=False).returncode
 
 

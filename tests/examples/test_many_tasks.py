@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,6 +21,8 @@ from examples import many
 from examples.offline_sft import check
 from examples.swe_gym import local as of_swe_gym
 from examples.swebench_verified import local
+from polarq.client import Client
+from polarq.contracts.rollout import TaskResult
 from polarq.contracts.task import Task
 from polarq.testing.inference.scenario import load_scenario
 from polarq.testing.stack import LocalStack
@@ -64,26 +67,22 @@ def commands(folder: Path) -> dict[str, list[str]]:
     (folder / "swebench/rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, lost]))
     of_swe_gym.make(folder / "swe_gym")
     swebench, swe_gym = (str(folder / name) for name in ("swebench", "swe_gym"))
+    small = {name: ["--task", str(with_small_agent(name, folder))] for name in ("swe_gym", *SCENARIOS)}
     words = {
         "swebench_verified": ["run", f"{swebench}/rows.jsonl", "--local", swebench],
-        "swe_gym": ["run", f"{swe_gym}/rows.jsonl", "--local", swe_gym, "-n", "1", "--limit", "1"],
-        "terminal_tasks": ["run", "--local"],
-        "offline_sft": ["generate", "-n", "2"],
+        "swe_gym": ["run", f"{swe_gym}/rows.jsonl", "--local", swe_gym, "-n", "1", "--limit", "1", *small["swe_gym"]],
+        "terminal_tasks": ["run", "--local", *small["terminal_tasks"]],
+        "offline_sft": ["generate", "-n", "2", *small["offline_sft"]],
     }
     return {
-        name: [
-            f"examples.{name}.{module}", *rest, "--task", str(task_file(name, folder)),
-            "--results", str(folder / f"{name}.jsonl"),
-        ]
+        name: [f"examples.{name}.{module}", *rest, "--results", str(folder / f"{name}.jsonl")]
         for name, (module, *rest) in words.items()
-    }  # fmt: skip
+    }
 
 
-def task_file(name: str, folder: Path) -> Path:
-    """The example's own, but for the agent of those that are not about one."""
+def with_small_agent(name: str, folder: Path) -> Path:
+    """The example's task file, but for the agent."""
     file = EXAMPLES / name / "task.yaml"
-    if name == "swebench_verified":
-        return file
     program = (
         f"python3 - <<'SMALL_AGENT'\n{Path(__file__).with_name('small_agent.py').read_text('utf-8')}\nSMALL_AGENT\n"
     )
@@ -198,11 +197,35 @@ def test_the_best_attempts_become_fine_tuning_data(ran: Ran, capsys: pytest.Capt
     ]
 
 
+def test_what_failed_is_submitted_again_where_that_is_asked(ran: Ran) -> None:
+    (ran.folder / "swebench/ours__roman-4").rename(ran.folder / "swebench" / LOST)
+    rows = [f"{ran.folder}/swebench/rows.jsonl", "--local", f"{ran.folder}/swebench", "--ids", LOST]
+    words = ["examples.swebench_verified.run", *rows, "--task", f"{ran.folder}/swebench_verified.yaml"]
+    results = ran.folder / "swebench_verified.jsonl"
+    assert ran.again(*words, "--results", str(results)).returncode == 1
+    ended = ran.again(*words, "--results", str(results), "--again")
+    assert ended.stdout.splitlines() == [
+        f"resolved   {LOST}  reward 1",
+        "1 task: 1 resolved, 0 unresolved, 0 failed",
+    ], ended
+    assert [one.rewards for one in many.read(results) if one.name == LOST] == [[None], [1.0]]
+
+
+class Waiting(Client):
+    """The node takes nothing until somebody waits for results."""
+
+    def groups(self, *args: Any, **more: Any) -> Iterator[TaskResult]:
+        self.resume_node("node0")
+        return super().groups(*args, **more)
+
+
 def test_a_full_queue_is_filled_again_as_it_empties(ran: Ran) -> None:
     tasks = {f"full{n}": Task.parse(shell_task(f"full{n}", "true")) for n in range(4)}
-    before = ran.stack.client.limits().limits
-    ran.stack.client.set_limits(LimitsSection(max_queued=2))
-    try:
-        assert {ended.name for ended in many.play(ran.stack.client, tasks)} == set(tasks)
-    finally:
-        ran.stack.client.set_limits(before)
+    with Waiting(ran.stack.topology, ran.stack.settings) as client:
+        before = client.limits().limits
+        client.set_limits(LimitsSection(max_queued=2))
+        client.pause_node("node0")
+        try:
+            assert {ended.name for ended in many.play(client, tasks)} == set(tasks)
+        finally:
+            client.set_limits(before)
