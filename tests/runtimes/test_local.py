@@ -460,3 +460,15 @@ async def test_what_outlived_its_worker_and_its_warden_is_found_by_its_record(tm
         for left in processes_of(root):
             os.kill(left, signal.SIGKILL)
     assert not root.exists()
+
+
+async def test_what_was_prepared_with_programs_of_other_folders_is_not_the_same_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A recipe may link to a program that it found on PATH: in another worker's, that link may lead nowhere.
+    spec, host = RuntimeSpec(backend="local"), Host(settings=settings("none"))
+    images = []
+    for path in ("/usr/bin", "/opt/venv/bin:/usr/bin"):
+        monkeypatch.setenv("PATH", path)
+        images.append(await LocalRuntime.resolve_image(spec, host))
+    assert len(set(images)) == 2

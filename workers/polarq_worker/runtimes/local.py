@@ -71,6 +71,11 @@ class LocalRuntime(OpenedRuntime):
         return isolates(host)
 
     @classmethod
+    async def resolve_image(cls, spec: RuntimeSpec, host: Host) -> str:
+        """The machine's own programs are found on PATH, and a recipe may have made links to them."""
+        return os.environ.get("PATH", os.defpath)
+
+    @classmethod
     def takes_snapshots(cls, host: Host) -> bool:
         return host.folder is not None
 
