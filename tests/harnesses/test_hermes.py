@@ -48,7 +48,10 @@ def test_its_settings_become_its_configuration(make_context: MakeContext) -> Non
             "temperature": 0.0,
             "max_tokens": 99,
             "toolsets": ["terminal", "file"],
-            "config": {"agent": {"api_max_retries": 9, "coding_context": "off"}, "security": {"allow_lazy_installs": True}},
+            "config": {
+                "agent": {"api_max_retries": 9, "coding_context": "off"},
+                "security": {"allow_lazy_installs": True},
+            },
         },
     )
     ((path, data),) = harness.files(context).items()
