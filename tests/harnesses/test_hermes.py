@@ -44,18 +44,20 @@ def test_its_settings_become_its_configuration(make_context: MakeContext) -> Non
             {"name": "far", "transport": "streamable-http", "url": "http://127.0.0.1:9/mcp"},
         ],
         settings={
-            "max_turns": 7,
             "retries": 2,
             "temperature": 0.0,
             "max_tokens": 99,
             "toolsets": ["terminal", "file"],
-            "config": {"agent": {"max_turns": 90, "coding_context": "off"}, "security": {"allow_lazy_installs": True}},
+            "config": {
+                "agent": {"api_max_retries": 9, "coding_context": "off"},
+                "security": {"allow_lazy_installs": True},
+            },
         },
     )
     ((path, data),) = harness.files(context).items()
     config = yaml.safe_load(data)
     assert path == f"{harness.environment(context)['HERMES_HOME']}/config.yaml"
-    assert config["agent"] == {"max_turns": 7, "api_max_retries": 2, "coding_context": "off"}
+    assert config["agent"] == {"api_max_retries": 2, "coding_context": "off"}
     assert config["custom_providers"][0]["extra_body"] == {"temperature": 0.0}
     assert config["custom_providers"][0]["max_output_tokens"] == 99
     assert config["security"] == {"allow_lazy_installs": False}

@@ -92,7 +92,7 @@ class Asked:
             raise Broken("its scenario file does not say how the model reads a skill (skill)")
         done(ran, [*turns, *self._bench.scenario.turns], expected)
         first = _text(ran.whole[0])
-        if brought.SKILL not in first or brought.DESCRIPTION not in first:
+        if brought.SKILL not in first or brought.GIST not in first:
             raise Broken(f"the skill's name and description are not in the first request: {_around(first)}")
         if untold := [file for file in _files(turns) if not _told(file, first)]:
             raise Broken(f"the model is not told that the skill is {untold[0]}: {_around(first)}")

@@ -23,7 +23,9 @@ CODE = code_of(WORD)
 SKILL = "sealed-word"
 SKILL_FOLDER = f"{FOLDER}/skills"
 SEALED = code_of("the sealed word")
-DESCRIPTION = "Tells the sealed word of the house. Read it whenever somebody asks for that word."
+GIST = "Tells the sealed word of the house."
+"""What every program says of the skill: some cut its description short."""
+DESCRIPTION = f"{GIST} Read it whenever somebody asks for that word."
 _SKILL_TEXT = f"""---
 name: {SKILL}
 description: {DESCRIPTION}

@@ -3,7 +3,8 @@
 Its folder (HERMES_HOME) has a config.yaml with one provider. Its program takes the instruction as an argument only, and
 Linux takes no argument over 128 KiB: its own entry point is called with an instruction that was read from the file. It
 streams. It exits with 0 when the model failed (its last words are the error) and when the answer is empty; its usage
-file says whether it failed. Before its first call it asks the address for things that other servers have (404). Over
+file says whether it failed. Its limit of turns is 90 in this mode, whatever its configuration says: a task's limit is
+`model.max_calls`. Before its first call it asks the address for things that other servers have (404). Over
 chat completions the thinking of earlier turns does not come back.
 """
 
@@ -52,8 +53,6 @@ sys.exit(main())
 class HermesSettings(PresetSettings):
     """`agent.settings` of harness `hermes`."""
 
-    max_turns: int | None = Field(None, gt=0)
-    """Model calls at most; None: the program's own (90)."""
     temperature: float | None = Field(None, ge=0)
     """With top_p and seed: sent with every call."""
     top_p: float | None = Field(None, gt=0, le=1)
@@ -86,7 +85,6 @@ class HermesHarness(Preset):
     settings_class: ClassVar[type[PresetSettings]] = HermesSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "streamable-http"})
     takes_skills: ClassVar[bool] = True
-    turn_limit: ClassVar[str] = "max_turns"
     kept: ClassVar[tuple[str, ...]] = ("state.db", "logs", "usage.json")
     settings: HermesSettings
 
@@ -123,7 +121,6 @@ class HermesHarness(Preset):
             "provider": PROVIDER,
             "custom_providers": [given(provider)],
             "agent": {
-                "max_turns": wanted.max_turns,
                 "api_max_retries": wanted.retries,
                 "reasoning_effort": wanted.reasoning_effort,
             },
