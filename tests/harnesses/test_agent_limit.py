@@ -53,6 +53,10 @@ def made(name: str) -> Preset:
         ("qwen_code", 55, {}, "max_tool_calls"),
         ("openhands_sdk", 0, {"exit_status": "MaxIterationsReached"}, "MaxIterationsReached"),
         ("openhands_sdk", 0, {"exit_status": "stuck"}, ""),
+        ("terminus_2", 0, {"usage": {"complete": False, "error": None}}, "max_turns"),
+        ("terminus_2", 0, {"usage": {"complete": True, "error": None}}, ""),
+        ("terminus_2", 1, {"usage": {"complete": False, "error": "RuntimeError: x"}}, ""),
+        ("terminus_2", 0, {}, ""),
         ("swe_agent", 0, {"exit_status": "submitted (exit_cost)"}, "exit_cost"),
         ("swe_agent", 0, {"exit_status": "submitted (exit_context)"}, ""),
         ("swe_agent", 0, {"exit_status": "submitted"}, ""),
@@ -69,6 +73,24 @@ def test_each_program_tells_of_its_limits_in_its_own_way(
         assert verdict.message == (
             f"the agent stopped at a limit of its own ({limit}); the harness ended with exit code {code}"
         )
+
+
+@pytest.mark.parametrize(
+    ("usage", "reason"),
+    [
+        ({"completed": False, "failed": False, "api_calls": 2}, "agent_limit"),
+        ({"completed": False, "failed": False, "api_calls": 1}, None),
+        ({"completed": False, "failed": True, "api_calls": 2}, None),
+        ({"completed": True, "failed": False, "api_calls": 2}, None),
+        ({}, None),
+    ],
+)
+def test_hermes_says_that_it_did_not_complete(usage: dict[str, Any], reason: str | None) -> None:
+    preset: Preset = plugin("harnesses", "hermes")(AgentSpec.parse({"harness": "hermes", "settings": {"max_turns": 2}}))
+    step = StepReport(kind=ExecKind.EXITED, exit_code=0)
+    report = HarnessReport(name="hermes", ok=True, steps=[step], metadata={"usage": usage})
+    verdict = preset.judge(report, CallsSeen.of([call(0), call(1)], GrantUse()))
+    assert (verdict.reason if verdict else None) == reason
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,14 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from polarq.contracts.rollout import StepReport
+from polarq.contracts.rollout import HarnessReport, StepReport
 from polarq.contracts.specs import McpServerSpec
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_yaml, given, merged
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
+from polarq_worker.harnesses.verdicts import CallsSeen
 from polarq_worker.runtimes.base import Runtime
 
 MODES = {
@@ -139,6 +140,11 @@ class HermesHarness(Preset):
         usage = json.loads(kept.read_bytes())
         named = ("completed", "failed", "failure", "api_calls", "input_tokens", "output_tokens")
         return {"usage": {name: usage.get(name) for name in named}}
+
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
+        usage, limit = report.metadata.get("usage", {}), self.settings.max_turns
+        stopped = usage.get("completed") is False and not usage.get("failed")
+        return "max_turns" if limit and stopped and (usage.get("api_calls") or 0) >= limit else ""
 
     def _usage(self, context: HarnessContext) -> str:
         return f"{self.folder(context.layout)}/usage.json"

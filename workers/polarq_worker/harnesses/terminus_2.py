@@ -15,12 +15,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from polarq.contracts.rollout import StepReport
+from polarq.contracts.rollout import HarnessReport, StepReport
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, given
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
+from polarq_worker.harnesses.verdicts import CallsSeen
 from polarq_worker.runtimes.base import Runtime
 
 MAX_RESULT_BYTES = 16 * 1024 * 1024
@@ -109,6 +110,10 @@ class Terminus2Harness(Preset):
         await runtime.get_file(f"{self.folder(context.layout)}/logs/result.json", kept, MAX_RESULT_BYTES)
         result: dict[str, Any] = json.loads(kept.read_bytes())
         return {"usage": result}
+
+    def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
+        usage = report.metadata.get("usage", {})
+        return "max_turns" if (usage.get("complete"), usage.get("error")) == (False, None) else ""
 
 
 def _runner() -> bytes:

@@ -88,6 +88,8 @@ async def run(config: dict[str, Any]) -> None:
             "output_tokens": context.n_output_tokens,
             "turns": (context.metadata or {}).get("n_episodes"),
             "summaries": (context.metadata or {}).get("summarization_count"),
+            # Its loop ends where the model has said twice that it is done, or at the limit of turns.
+            "complete": agent._pending_completion,
             "error": error,
         }
         (logs / "result.json").write_text(json.dumps(result), encoding="utf-8")
