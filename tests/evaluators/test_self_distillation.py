@@ -242,6 +242,7 @@ IDS = [1, 2, 3, 4]
 BROKEN: dict[str, Any] = {
     "a value for what it does not know": entries([-0.5, -9999.0], IDS, "vllm"),
     "NaN": entries([-0.5, float("nan")], IDS, "vllm"),
+    "infinite": entries([-0.5, float("inf")], IDS, "vllm"),
     "no number": entries([-0.5, None], IDS, "vllm"),
     "of another token": entries([-0.5, -0.5], [1, 2, 3, 5], "vllm"),
     "too few": {"choices": [{"prompt_logprobs": [None, None, {"3": {"logprob": -0.5}}]}]},
