@@ -261,11 +261,12 @@ def test_show_tells_the_fidelity_with_breaks_and_their_causes(client: Client, cl
     assert made.trajectory is not None
     fidelity = made.trajectory.fidelity.model_copy(
         update={"breaks": [Break(seq=4, position=1234, cause="prompt re-rendered", continues=3)], "side_calls": 2}
+        | {"images": 3, "unplaced_images": 1}
     )
     lines = [line.plain for line in fidelity_lines(made.trajectory.model_copy(update={"fidelity": fidelity}))]
     assert lines == [
         "  trajectory by per_request: 1 calls, 1 traces, 3 sampled tokens, 3 trainable",
-        "    2 side calls",
+        "    2 side calls, 3 pictures, 1 pictures without a place (the topology's image_token_id tells it)",
         "    break: call 4 leaves the ids of call 3 at position 1,234: prompt re-rendered",
     ]
     out = cli("show", "t.0").out

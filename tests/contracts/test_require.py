@@ -38,6 +38,8 @@ def test_nothing_required_is_never_missed() -> None:
             ["forged_control_tokens is 3, at most 2 allowed", "empty_calls is 1, at most 0 allowed"],
         ),
         ({"max_incomplete_calls": 0}, {"incomplete_calls": 1}, ["incomplete_calls is 1, at most 0 allowed"]),
+        ({"max_unplaced_images": 0}, {"images": 2}, []),
+        ({"max_unplaced_images": 0}, {"images": 2, "unplaced_images": 1}, ["unplaced_images is 1, at most 0 allowed"]),
         ({"max_versions": 1}, {"versions": ["1", "2"]}, ["versions is 2, at most 1 allowed"]),
     ],
 )

@@ -22,7 +22,7 @@ def said(words: str) -> list[dict[str, Any]]:
         ([("A", "b")], ("AxC", 0), "or with another one"),
         ([("A", "b")], ("AC", None), "no answer lies between"),
         ([("AbC", "d")], ("AbXdE", None), "the last message is not the same"),
-        ([("A", "b")], ("XbC", None), "it began otherwise"),
+        ([("AbC", "d")], ("XbCdE", None), "it began otherwise"),
         ([("A", "b"), ("A", "c")], ("AbC", 0), "the one that gave that very answer"),
         ([("A", "b"), ("A", "b")], ("AbC", 1), "the latest of equals"),
         ([("AbC", "d"), ("A", "b")], ("AbCdE", 0), "the longest"),
