@@ -42,3 +42,5 @@ for _ in range(config["max_turns"]):
         command = json.loads(call["function"]["arguments"])["command"]
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout + done.stderr})
+else:
+    sys.exit(3)

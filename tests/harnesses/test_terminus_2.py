@@ -80,6 +80,8 @@ STAND_IN = {
     """,
     "harbor/agents/terminus_2/terminus_2.py": """
         class Terminus2:
+            _pending_completion = False
+
             def __init__(self, logs_dir, mcp_servers, fails):
                 self.servers, self.fails = mcp_servers, fails
 
@@ -117,7 +119,14 @@ async def run(tmp_path: Path, context: HarnessContext, *, fails: bool) -> tuple[
 async def test_the_runner_lets_the_agent_work_where_it_stands(tmp_path: Path, make_context: MakeContext) -> None:
     code, result = await run(tmp_path, make_context(), fails=False)
     assert (code, (tmp_path / "logs/said").read_text()) == (0, "dö it")
-    assert result == {"input_tokens": 5, "output_tokens": 3, "turns": 1, "summaries": 0, "error": None}
+    assert result == {
+        "input_tokens": 5,
+        "output_tokens": 3,
+        "turns": 1,
+        "summaries": 0,
+        "complete": False,
+        "error": None,
+    }
 
 
 async def test_an_agent_that_raised_is_a_failed_run_with_its_words(tmp_path: Path, make_context: MakeContext) -> None:

@@ -51,6 +51,10 @@ sys.exit(main())
 """
 
 
+TURNS = 90
+"""Where it stops; without a terminal it can be told no other number."""
+
+
 class HermesSettings(PresetSettings):
     """`agent.settings` of harness `hermes`."""
 
@@ -142,11 +146,9 @@ class HermesHarness(Preset):
         return {"usage": {name: usage.get(name) for name in named}}
 
     def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
-        usage, limit = report.metadata.get("usage", {}), self.settings.max_turns
+        usage = report.metadata.get("usage", {})
         stopped = usage.get("completed") is False and not usage.get("failed")
-        if limit and stopped and (usage.get("api_calls") or 0) >= limit:
-            return f"max_turns: {limit}"
-        return super().at_limit(report, seen)
+        return f"max_turns: {TURNS}" if stopped and (usage.get("api_calls") or 0) >= TURNS else ""
 
     def _usage(self, context: HarnessContext) -> str:
         return f"{self.folder(context.layout)}/usage.json"

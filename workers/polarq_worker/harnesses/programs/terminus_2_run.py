@@ -89,7 +89,7 @@ async def run(config: dict[str, Any]) -> None:
             "turns": (context.metadata or {}).get("n_episodes"),
             "summaries": (context.metadata or {}).get("summarization_count"),
             # Its loop ends where the model has said twice that it is done, or at the limit of turns.
-            "complete": agent._pending_completion,
+            "complete": getattr(agent, "_pending_completion", None),
             "error": error,
         }
         (logs / "result.json").write_text(json.dumps(result), encoding="utf-8")
