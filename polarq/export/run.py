@@ -37,10 +37,13 @@ def export(groups: Iterable[Callable[[], Group]], form: Format, parts: Parts, to
     made: dict[str, list[Record]] = {}
     skipped: dict[str, str] = {}
     tokens, waiting = 0, 0
+    known = set(parts.seen)
     for read in groups:
         group = read()
         waiting += group.waiting
-        left = [rollout for rollout in group.rollouts if rollout.rollout_id not in parts.seen]
+        # A rollout that is named beside its task comes twice.
+        left = [rollout for rollout in group.rollouts if rollout.rollout_id not in known]
+        known.update(rollout.rollout_id for rollout in left)
         each = 1 / max(1, len(group.rollouts))
         told(1 - len(left) * each)
         passed_over = form.passed_over(group) if left else {}

@@ -25,6 +25,15 @@ def said(*words: str) -> list[dict[str, Any]]:
     return [{"role": roles[i % 2], "content": word} for i, word in enumerate(words)]
 
 
+@pytest.mark.parametrize("logprobs", [[None, -0.25], [-0.25], [-0.5, -0.25, -0.125], []])
+def test_a_call_that_lacks_a_log_probability_is_masked_whoever_recorded_it(logprobs: list[float | None]) -> None:
+    trajectory = build(call(0, [1], [2, 3], logprobs=logprobs), call(1, [1, 2, 3, 4], [5, 6], logprobs=[-1.0, -2.0]))
+    (trace,) = trajectory.traces
+    assert (trace.loss_mask, trace.logprobs) == ([0, 0, 0, 1, 1], [0.0, 0.0, 0.0, -1.0, -2.0])
+    assert trajectory.fidelity.untrainable == {"0": "log-probabilities are missing"}
+    assert (trajectory.fidelity.trainable_tokens, trajectory.fidelity.masked_tokens) == (2, 2)
+
+
 def test_a_session_whose_prompts_go_on_is_one_trace() -> None:
     spans = [VersionSpan(version="v2", start=0, end=1)]
     trajectory = build(
