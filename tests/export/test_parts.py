@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from polarq.contracts import RolloutResult
-from polarq.errors import InvalidInput, PayloadCorrupt, PayloadMissing
+from polarq.errors import InvalidInput, PayloadCorrupt, PayloadMissing, TaskNotFound
 from polarq.export import run
 from polarq.export.atif import Atif
 from polarq.export.base import Format, Group, Rollout
@@ -186,3 +186,20 @@ def test_overwriting_deletes_no_folder_that_holds_more_than_an_export(tmp_path: 
     with Parts(target, Atif(), {}, overwrite=True) as parts:
         export([source([result(1)])], Atif(), parts, lambda _: None)
     assert [path.name for path in target.iterdir()] == ["t.1.json"]
+
+
+def test_a_task_that_is_forgotten_meanwhile_is_counted_and_the_rest_is_there(tmp_path: Path) -> None:
+    def forgotten() -> Any:
+        raise TaskNotFound("no task 't'")
+
+    target, results = tmp_path / "rows.jsonl", [result(index) for index in range(4)]
+    with Parts(target, JsonLines(), {}) as parts, pytest.raises(Killed):
+        export([killed_at(results, 3, [])], JsonLines(), parts, lambda _: None)
+    half = Rollout("u.0", source([result(task_id="u")])().rollouts[0].verdict, forgotten)
+    groups = [forgotten, lambda: Group("u", [half]), source([result(task_id="v")])]
+    with Parts(target, JsonLines(), {}) as parts:
+        report = export(groups, JsonLines(), parts, lambda _: None)
+    assert [json.loads(line)["rollout_id"] for line in target.read_text().splitlines()] == ["t.0", "t.1", "v.0"]
+    assert dict(report.skipped) == {"no trajectory in the store": 1, run.GONE: 1}
+    with Parts(tmp_path / "other.jsonl", JsonLines(), {}) as parts, pytest.raises(TaskNotFound):
+        export([forgotten], JsonLines(), parts, lambda _: None)
