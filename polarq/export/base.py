@@ -148,6 +148,10 @@ def cannot_write(target: Path, exc: OSError) -> InvalidInput:
     return InvalidInput(str(target), [f"cannot be written: {exc.strerror or exc}"])
 
 
+def cannot_read(path: Path, exc: OSError) -> InvalidInput:
+    return InvalidInput(str(path), [f"cannot be read: {exc.strerror or exc}"])
+
+
 def appended(parts: Sequence[Path], file: IO[bytes]) -> None:
     """The parts one after another."""
     for part in parts:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from pydantic import ValidationError
-
 from polarq.contracts.completion import Completion
 from polarq.contracts.rollout import RolloutResult
 from polarq.errors import InvalidInput
@@ -79,10 +77,12 @@ def read_completions_file(records: Iterable[Record]) -> Iterator[tuple[RolloutRe
             calls: dict[int, Completion] = {}
             for _ in range(head["calls"]):
                 call = _unpacked(dict(next(lines)), calls)
+                if call.seq in calls:
+                    raise ValueError(f"seq {call.seq} is there twice")
                 calls[call.seq] = call
         except StopIteration:
             raise InvalidInput("rebuild", ["the file ends in the middle of a rollout"]) from None
-        except (KeyError, TypeError, ValidationError) as exc:
+        except (KeyError, TypeError, ValueError) as exc:
             line = " ".join(str(exc).split())
             raise InvalidInput("rebuild", [f"a captured call of the file is not valid: {line}"]) from None
         yield result, list(calls.values())
@@ -92,6 +92,12 @@ def _unpacked(record: Record, earlier: Mapping[int, Completion]) -> Completion:
     base, ids, messages = (record.pop(key) for key in ("prompt_from", "prompt_shared", "messages_shared"))
     if base is not None:
         before = earlier[base]
+        if min(ids, messages) < 0:
+            raise ValueError("it shares less than nothing with an earlier one")
         record["prompt_ids"] = (before.prompt_ids + before.sampled_ids)[:ids] + record["prompt_ids"]
         record["messages"] = before.messages[:messages] + record["messages"]
-    return Completion.stored(record)
+    call = Completion.stored(record)
+    for name, found in (("prompt_ids", call.prompt_ids), ("sampled_ids", call.sampled_ids)):
+        if found and not 0 <= min(found) <= max(found) < 2**31:
+            raise ValueError(f"{name} holds something other than token ids")
+    return call

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from polarq.contracts.base import ID_PATTERN
+from polarq.contracts.base import ID_PATTERN, check_id
 from polarq.contracts.rollout import RolloutResult
 from polarq.errors import InvalidInput
-from polarq.export.base import Record
+from polarq.export.base import Record, cannot_read
 from polarq.export.from_atif import result_of_document
 from polarq.export.jsonl import read_lines
 from polarq.export.parquet import read_parquet
@@ -22,14 +22,36 @@ from polarq.export.rows import READ as ROWS
 from polarq.export.rows import read_row, results_of_rows
 from polarq.trainers.rows import Row
 
+_ODD = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What comes of JSON that is nested, or made, as nothing of ours is."""
 NAMES = ("parquet", "jsonl", "sft", "polar", "atif", "completions")
 
 
 def read_results(path: Path) -> Iterator[RolloutResult]:
     """The rollouts of an exported file, or of a folder of ATIF documents, told by what is in it.
 
-    Of rows there is no more than the rows have: no messages, turns or lineage. Raises `InvalidInput`.
+    Of rows there is no more than the rows have: no messages or lineage. Raises `InvalidInput`, also where its ids would
+    lead out of an archive.
     """
+    try:
+        for result in _results(path):
+            _check(result)
+            yield result
+    except _ODD as exc:
+        raise InvalidInput(str(path), [f"cannot be read: {type(exc).__name__} {exc}"]) from None
+
+
+def _check(result: RolloutResult) -> None:
+    for name in ("task_id", "run_id"):
+        check_id(name, getattr(result, name))
+    if result.rollout_id != f"{result.task_id}.{result.index}":
+        told = f"is not what rollout {result.index} of task '{result.task_id}' is called"
+        raise InvalidInput(f"rollout_id '{result.rollout_id}'", [told])
+    if not result.outcome.state.terminal:
+        raise InvalidInput(result.rollout_id, [f"has not ended (state {result.outcome.state.value})"])
+
+
+def _results(path: Path) -> Iterator[RolloutResult]:
     if path.is_dir():
         return _of_documents(path)
     if not path.is_file():
@@ -81,7 +103,9 @@ def _of_documents(folder: Path) -> Iterator[RolloutResult]:
 def _document(path: Path) -> Record:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.DecodeError as exc:
+    except OSError as exc:
+        raise cannot_read(path, exc) from None
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise InvalidInput(str(path), [f"is no JSON object: {exc}"]) from None
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from polarq.contracts.rollout import RolloutResult
 from polarq.errors import InvalidInput
-from polarq.export.base import Format, Record, appended
+from polarq.export.base import Format, Record, appended, cannot_read
 from polarq.export.rows import SCHEMA, row_images, row_records
 
 
@@ -50,11 +50,14 @@ class JsonLines(Lines):
 def read_lines(path: Path) -> Iterator[Record]:
     """The objects of a file. Raises `InvalidInput` with the line's number."""
     decode = msgspec.json.Decoder(dict).decode
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                yield decode(line)
-            except msgspec.DecodeError as exc:
-                raise InvalidInput(str(path), [f"line {number} is no JSON object: {exc}"]) from None
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    yield decode(line)
+                except (msgspec.DecodeError, RecursionError) as exc:
+                    raise InvalidInput(str(path), [f"line {number} is no JSON object: {exc}"]) from None
+    except OSError as exc:
+        raise cannot_read(path, exc) from None

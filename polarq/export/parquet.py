@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from polarq.contracts.rollout import RolloutResult
 from polarq.errors import InvalidInput
-from polarq.export.base import Format, MissingPackage, Record
+from polarq.export.base import Format, MissingPackage, Record, cannot_read
 from polarq.export.rows import READ, SCHEMA, row_images, row_records
 
 _BATCH_ROWS = 64
@@ -59,8 +59,10 @@ def read_parquet(path: Path) -> Iterator[Record]:
                 raise InvalidInput(str(path), [f"its metadata names the schema '{told}'; this polarq reads {SCHEMA}"])
             for batch in file.iter_batches(_BATCH_ROWS):
                 yield from batch.to_pylist()
-    except arrow.ArrowInvalid as exc:
-        raise InvalidInput(str(path), [f"is no parquet file: {exc}"]) from None
+    except PermissionError as exc:
+        raise cannot_read(path, exc) from None
+    except (arrow.ArrowException, OSError, ValueError) as exc:
+        raise InvalidInput(str(path), [f"is no parquet file, or a damaged one: {exc}"]) from None
 
 
 def _arrow() -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ were left out. A killed export goes on after the journal's last whole line. The 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -13,7 +14,7 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from polarq.errors import InvalidInput
 from polarq.export.base import Format, Record, cannot_write, whole_file
@@ -31,6 +32,8 @@ class Parts:
         """
         if (target.exists() or target.is_symlink()) and not overwrite:
             raise InvalidInput(str(target), ["is there already; choose another --to, or give --overwrite"])
+        if target.is_dir():
+            _replaceable(target, form)
         self.target = target
         self.seen: set[str] = set()
         """Rollouts that are through."""
@@ -50,14 +53,18 @@ class Parts:
             self._lock()
             self._take_up(json.loads(json.dumps(head)))
         except BaseException:
-            self._journal.close()
+            _closed(self._journal)
             raise
 
     def _lock(self) -> None:
         try:
             fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidInput(str(self.target), ["is being written by another export"]) from None
+            # One that ended between the opening and the lock has removed what was opened.
+            mine = os.path.samestat(os.fstat(self._journal.fileno()), (self._folder / _JOURNAL).stat())
+        except (BlockingIOError, FileNotFoundError):
+            mine = False
+        if not mine:
+            raise InvalidInput(str(self.target), ["is being written by another export"])
 
     def _take_up(self, head: Record) -> None:
         self._journal.seek(0)
@@ -69,20 +76,32 @@ class Parts:
             self._clear()
             self._note(head)
             return
-        begun = json.loads(lines[0])
+        try:
+            begun = dict(json.loads(lines[0]))
+        except (TypeError, ValueError):
+            raise self._damaged() from None
         if begun != head:
             other = ", ".join(sorted(key for key in {*begun, *head} if begun.get(key) != head.get(key)))
             told = f"was begun by another export ({other} differ); remove {self._folder}, or choose another --to"
             raise InvalidInput(str(self.target), [told])
         for line in lines[1:]:
-            part = json.loads(line)
+            try:
+                part = json.loads(line)
+                self.seen.update(part["rollouts"])
+                self.skipped.update(part["skipped"])
+                self.records += part["records"]
+                self._paths += [self._folder / name for name in part["files"]]
+                self._form.remember(part["memory"])
+            except (KeyError, TypeError, ValueError):
+                raise self._damaged() from None
             self.resumed = True
-            self.seen.update(part["rollouts"])
-            self.skipped.update(part["skipped"])
-            self.records += part["records"]
-            self._paths += [self._folder / name for name in part["files"]]
-            self._form.remember(part["memory"])
+        if not all(path.is_file() for path in self._paths):
+            raise self._damaged()
         self._clear()
+
+    def _damaged(self) -> InvalidInput:
+        told = f"what an export before left in {self._folder} is damaged; remove it, and all is exported anew"
+        return InvalidInput(str(self.target), [told])
 
     def _clear(self) -> None:
         """Removes what no line of the journal tells of: it was being written when the export was killed."""
@@ -135,9 +154,12 @@ class Parts:
         return paths
 
     def _note(self, line: Record) -> None:
-        self._journal.write(json.dumps(line).encode() + b"\n")
-        self._journal.flush()
-        os.fsync(self._journal.fileno())
+        try:
+            self._journal.write(json.dumps(line).encode() + b"\n")
+            self._journal.flush()
+            os.fsync(self._journal.fileno())
+        except OSError as exc:
+            raise cannot_write(self.target, exc) from None
 
     def finish(self) -> None:
         """Puts the whole in its place, and removes the hidden folder."""
@@ -158,4 +180,19 @@ class Parts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._journal.close()
+        _closed(self._journal)
+
+
+def _closed(journal: IO[bytes]) -> None:
+    """A line that a full disk did not take stays in the buffer: closing tries once more, and that it fails is known."""
+    with contextlib.suppress(OSError):
+        journal.close()
+
+
+def _replaceable(folder: Path, form: Format) -> None:
+    """Raises `InvalidInput` for a folder that is no export of this format: all in it would be deleted."""
+    if not form.one_each:
+        raise InvalidInput(str(folder), [f"is a folder; format {form.name} makes a file"])
+    others = (path for path in folder.iterdir() if path.suffix != form.suffix or not path.is_file())
+    if (other := next(others, None)) is not None:
+        raise InvalidInput(str(folder), [f"holds {other.name}, which no export wrote; choose another --to"])

@@ -29,8 +29,10 @@ read too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -109,7 +111,7 @@ def read_row(record: Record) -> Row:
             images=[Image.stored(image) for image in record.get("images", [])],
             **{name: record[name] for name in _ROW},
         )
-    except (KeyError, TypeError, ValueError) as exc:
+    except (KeyError, OverflowError, TypeError, ValueError) as exc:
         raise InvalidInput("import", [f"this is no row of {SCHEMA}: {type(exc).__name__} {exc}"]) from None
 
 
@@ -123,8 +125,26 @@ def _check(record: Record) -> None:
         raise ValueError("response_ids and teacher_logprobs differ in length")
     for name in ("prompt_ids", "response_ids"):
         ids = np.asarray(record[name] or [0])
-        if ids.dtype.kind != "i" or ids.min() < -_INT32 or ids.max() >= _INT32:
+        if not isinstance(record[name], list) or ids.dtype.kind != "i" or ids.min() < -_INT32 or ids.max() >= _INT32:
             raise ValueError(f"{name} holds something other than 32-bit whole numbers")
+    if not {(type(bit), bit) for bit in record["loss_mask"]} <= {(int, 0), (int, 1)}:
+        raise ValueError("loss_mask holds something other than 0 and 1")
+    for name in ("logprobs", "teacher_logprobs"):
+        values = np.asarray(record[name] or [0.0])
+        if values.dtype.kind not in "if" or not np.isfinite(values).all():
+            raise ValueError(f"{name} holds something other than finite numbers")
+    for name in ("reward", "weight"):
+        _check_number(name, record[name], optional=name == "reward")
+    for turn in record.get("turns", []):
+        if not 0 <= turn["start"] <= turn["end"] <= length:
+            raise ValueError(f"a turn is from {turn['start']} to {turn['end']} of {length} response_ids")
+
+
+def _check_number(name: str, value: Any, *, optional: bool) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} is no finite number: {value!r}")
 
 
 def results_of_rows(records: Iterable[Record]) -> Iterator[RolloutResult]:

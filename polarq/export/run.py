@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from polarq.contracts.rollout import RolloutResult
-from polarq.errors import PayloadCorrupt, PayloadMissing
+from polarq.errors import PayloadCorrupt, PayloadMissing, TaskNotFound
 from polarq.export.base import NO_TRAJECTORY, Format, Group, Record, Skip
 from polarq.export.parts import Parts
 
@@ -15,6 +15,7 @@ PART_TOKENS = 1_000_000
 PART_ROLLOUTS = 500
 DAMAGED = "damaged in the store"
 NOT_ENDED = "not ended"
+GONE = "tasks that are not in the ledger any more"
 
 
 @dataclass(slots=True)
@@ -33,14 +34,27 @@ class Report:
 
 def export(groups: Iterable[Callable[[], Group]], form: Format, parts: Parts, told: Callable[[float], None]) -> Report:
     """Writes what has not been written, and the whole. `told` hears how many groups are through,
-    each in as many steps as it has rollouts."""
+    each in as many steps as it has rollouts.
+
+    Raises `TaskNotFound` for a group that is not there, unless the export goes on where it was killed.
+    """
     made: dict[str, list[Record]] = {}
     skipped: dict[str, str] = {}
-    tokens, waiting = 0, 0
+    tokens, waiting, gone = 0, 0, 0
+    known = set(parts.seen)
     for read in groups:
-        group = read()
+        try:
+            group = read()
+        except TaskNotFound:
+            if not parts.resumed:
+                raise
+            gone += 1  # when the export began it was there; what had been written of it stays
+            told(1)
+            continue
         waiting += group.waiting
-        left = [rollout for rollout in group.rollouts if rollout.rollout_id not in parts.seen]
+        # A rollout that is named beside its task comes twice.
+        left = [rollout for rollout in group.rollouts if rollout.rollout_id not in known]
+        known.update(rollout.rollout_id for rollout in left)
         each = 1 / max(1, len(group.rollouts))
         told(1 - len(left) * each)
         passed_over = form.passed_over(group) if left else {}
@@ -54,7 +68,7 @@ def export(groups: Iterable[Callable[[], Group]], form: Format, parts: Parts, to
                 tokens += _tokens(result)
             except Skip as exc:
                 skipped[rollout.rollout_id] = exc.reason
-            except PayloadMissing:
+            except (PayloadMissing, TaskNotFound):  # its task may be forgotten meanwhile
                 skipped[rollout.rollout_id] = NO_TRAJECTORY
             except PayloadCorrupt:
                 skipped[rollout.rollout_id] = DAMAGED
@@ -67,6 +81,8 @@ def export(groups: Iterable[Callable[[], Group]], form: Format, parts: Parts, to
     told_of = Counter(parts.skipped)
     if waiting:
         told_of[NOT_ENDED] = waiting
+    if gone:
+        told_of[GONE] = gone
     return Report(len(parts.seen) - parts.skipped.total(), parts.records, told_of)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from polarq.contracts.base import ID_PATTERN
+from polarq.contracts.base import ID_PATTERN, check_id
 from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.task import Task
 from polarq.errors import ArchiveFailed, PayloadCorrupt, PayloadMissing, PolarqError
@@ -98,7 +98,9 @@ class Archive:
             ) from exc
 
     def put(self, result: RolloutResult) -> None:
-        """Writes a rollout whose request is not known. Raises `ArchiveFailed`."""
+        """Writes a rollout whose request is not known. Raises `ArchiveFailed`, and `InvalidInput` for a task id that
+        is none: it may come of a file of others, and name a place outside."""
+        check_id("task_id", result.task_id)
         try:
             self._put(self._opened(), result)
         except ArchiveFailed:

@@ -104,9 +104,16 @@ def token_advantages(row: Row, rollout: float, turns: Mapping[int, float] | None
 
 
 def _check(rewards: Iterable[tuple[str, float]]) -> None:
-    wrong = [f"{name}: {reward} is not a finite number" for name, reward in rewards if not math.isfinite(reward)]
+    wrong = [f"{name}: {str(reward)[:40]} is not a finite number" for name, reward in rewards if not _is_finite(reward)]
     if wrong:
         raise InvalidInput("rewards", wrong)
+
+
+def _is_finite(reward: float) -> bool:
+    try:
+        return math.isfinite(reward)
+    except (OverflowError, TypeError, ValueError):
+        return False
 
 
 def _spread(values: Sequence[float]) -> bool:

@@ -51,8 +51,8 @@ def turn(completion: Completion, start: int, untrainable: str | None) -> Turn:
 
 
 def trained_logprobs(completion: Completion, untrainable: str | None) -> list[float]:
-    """One per sampled id. Under mask 0 the value is 0.0 by contract; under mask 1 the recorder has proven that every
-    one is there (a trace that lacked one could not be made)."""
+    """One per sampled id. Under mask 0 the value is 0.0 by contract; under mask 1 `why_untrainable` has seen that every
+    one is there."""
     if untrainable is not None:
         return [0.0] * len(completion.sampled_ids)
     return [value for value in completion.logprobs if value is not None]

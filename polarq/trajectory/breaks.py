@@ -47,14 +47,16 @@ def continued(completions: Sequence[Completion]) -> list[tuple[Completion, Compl
     an answer. Where several fit, the one with most messages, then the one that gave that very answer, else the latest.
     """
     pairs = []
-    conversations: list[_Conversation] = []
+    # By the text that ends the opening: there may be as many conversations as calls.
+    conversations: defaultdict[str, list[_Conversation]] = defaultdict(list)
     for completion in completions:
         if not completion.messages:
             continue
         opening = _opening(completion.messages)
-        known = next((one for one in reversed(conversations) if one.opening == opening), None)
+        begun = conversations[_text(opening[-1])]
+        known = next((one for one in begun if one.opening == opening), None)
         if known is None:
-            conversations.append(known := _Conversation(opening))
+            begun.append(known := _Conversation(opening))
         if (earlier := _continued_by(completion, known.by_length)) is not None:
             pairs.append((completion, earlier))
         if completion.sampled_ids:
@@ -70,6 +72,12 @@ def _continued_by(completion: Completion, by_length: Mapping[int, Sequence[Compl
             if fit:
                 return max(fit, key=lambda earlier: (_answered(earlier.reply, messages[length]), earlier.seq))
     return None
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return "".join(str(part["text"]) for part in parts if isinstance(part, dict) and "text" in part)
 
 
 def _answered(reply: dict[str, Any], message: dict[str, Any]) -> bool:

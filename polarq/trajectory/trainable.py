@@ -13,4 +13,7 @@ def why_untrainable(completion: Completion) -> str | None:
         return f"label {completion.label.value}"
     if completion.incomplete:
         return "incomplete answer"
+    if len(completion.logprobs) != len(completion.sampled_ids) or None in completion.logprobs:
+        # The recorder says so itself; a call out of a file may not.
+        return "log-probabilities are missing"
     return None

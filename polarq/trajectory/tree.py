@@ -26,21 +26,20 @@ class Node:
 
     completion: Completion
     parent: Node | None
+    asked: bytes
+    """The same for nodes that were asked the same: a hash of the prompt's ids."""
     children: list[Node] = field(default_factory=list)
     untrainable: str | None = None
     below: int = 0
     """Trainable ids on the best way from here to a leaf, its own included."""
+    trunk: Node | None = None
+    """The child that the trace of this call goes on with: the one with the most to train on below it, the earliest of
+    equals."""
 
     @property
     def length(self) -> int:
         """Ids of its prompt and its sample."""
         return len(self.completion.prompt_ids) + len(self.completion.sampled_ids)
-
-    @property
-    def trunk(self) -> Node | None:
-        """The child that the trace of this call goes on with: the one with the most to train on below it, the earliest
-        of equals."""
-        return max(self.children, key=lambda child: child.below, default=None)
 
 
 def token_tree(completions: Sequence[Completion]) -> list[Node]:
@@ -51,8 +50,8 @@ def token_tree(completions: Sequence[Completion]) -> list[Node]:
     for completion in completions:
         if not completion.sampled_ids:
             continue
-        parent, digest = _placed(completion, ended, lengths)
-        node = Node(completion, parent, untrainable=why_untrainable(completion))
+        parent, asked, digest = _placed(completion, ended, lengths)
+        node = Node(completion, parent, asked, untrainable=why_untrainable(completion))
         if parent is not None:
             parent.children.append(node)
         nodes.append(node)
@@ -65,7 +64,8 @@ def token_tree(completions: Sequence[Completion]) -> list[Node]:
             insort(lengths, node.length)
     for node in reversed(nodes):
         own = 0 if node.untrainable else len(node.completion.sampled_ids)
-        node.below = own + max((child.below for child in node.children), default=0)
+        node.trunk = max(node.children, key=lambda child: child.below, default=None)
+        node.below = own + (node.trunk.below if node.trunk is not None else 0)
     return nodes
 
 
@@ -102,25 +102,30 @@ def _goes_on(node: Node, completion: Completion) -> bool:
     return len(mine) <= len(theirs) and alike_until(mine, theirs, node.length) == node.length
 
 
-def same_prompt(one: Completion, other: Completion) -> bool:
-    """Whether two prompts are the same, pictures included."""
-    return one.prompt_ids == other.prompt_ids and _same_pictures(one, other)
+def pictures_of(completion: Completion) -> tuple[str, ...]:
+    """Which pictures the prompt shows, in order."""
+    return tuple(image.sha256 for image in completion.images)
 
 
 def _same_pictures(one: Completion, other: Completion) -> bool:
-    return [image.sha256 for image in one.images] == [image.sha256 for image in other.images]
+    return pictures_of(one) == pictures_of(other)
 
 
-def _placed(completion: Completion, ended: dict[bytes, list[Node]], lengths: list[int]) -> tuple[Node | None, bytes]:
-    """The parent, and the hash of all that the call saw and sampled."""
+def _placed(
+    completion: Completion, ended: dict[bytes, list[Node]], lengths: list[int]
+) -> tuple[Node | None, bytes, bytes]:
+    """The parent, and the hashes of what the call saw, and of that and what it sampled."""
     prompt = memoryview(packed(completion.prompt_ids))
     hashed = hashlib.blake2b(digest_size=16)
-    parent, done = None, 0
+    begun: list[list[Node]] = []
+    done = 0
     for length in lengths[: bisect_right(lengths, len(completion.prompt_ids))]:
         hashed.update(prompt[done * ID_BYTES : length * ID_BYTES])
         done = length
-        here = ended.get(hashed.digest(), ())
-        parent = next((node for node in here if _goes_on(node, completion)), parent)
+        if (here := ended.get(hashed.digest())) is not None:
+            begun.append(here)
+    parent = next((node for here in reversed(begun) for node in here if _goes_on(node, completion)), None)
     hashed.update(prompt[done * ID_BYTES :])
+    asked = hashed.digest()
     hashed.update(packed(completion.sampled_ids))
-    return parent, hashed.digest()
+    return parent, asked, hashed.digest()

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from polarq.contracts.rollout import HarnessReport
+from polarq.contracts.rollout import Boundary, HarnessReport, Outcome, Reward
 from polarq.contracts.specs import EvaluatorSpec
 from polarq.errors import EvaluatorFault, InvalidTask
 from polarq_worker.evaluators.base import MAX_REPORT_BYTES, EvaluationContext
 from polarq_worker.evaluators.create import create_evaluator
+from polarq_worker.outcomes import StageFailed
+from polarq_worker.stages import faults
 from tests.evaluators.conftest import Bench
 
 SPEC = EvaluatorSpec(strategy="session_completed")
@@ -42,3 +44,26 @@ def test_a_large_report_loses_its_largest_entries_and_says_which() -> None:
     assert reward.report["small"] == 1
     assert reward.report["left_out_of_report"] == ["huge", "large"]
     assert len(reward.model_dump_json()) < MAX_REPORT_BYTES
+
+
+def test_a_report_holds_what_a_result_can_be_written_down_with() -> None:
+    nested: list[Any] = []
+    for _ in range(300):
+        nested = [nested]
+    report = {"reason": "good \ud83d", "reward_json": {"\ud83d": [math.nan, 2**70]}, "nested": nested}
+    reward = create_evaluator(SPEC, []).verdict(1, report)
+    assert reward.report["left_out_of_report"] == ["nested"]
+    assert Reward.stored(reward.model_dump_json()).report == {
+        "reason": "good ?",
+        "reward_json": {"?": [None, 2**70]},
+        "left_out_of_report": ["nested"],
+    }
+
+
+def test_what_an_evaluator_failed_with_can_be_written_down() -> None:
+    with pytest.raises(StageFailed) as caught, faults.of_evaluate(1.0):
+        raise EvaluatorFault("'score' is no number: '\ud83d'")
+    outcome = caught.value.outcome
+    assert (outcome.boundary, outcome.reason) == (Boundary.EVALUATOR, "evaluator_failed")
+    assert outcome.message == r"'score' is no number: '\ud83d'"
+    assert Outcome.stored(outcome.model_dump_json()) == outcome

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from polarq.contracts import RolloutResult
-from polarq.errors import InvalidInput, PayloadCorrupt, PayloadMissing
+from polarq.errors import InvalidInput, PayloadCorrupt, PayloadMissing, TaskNotFound
 from polarq.export import run
+from polarq.export.atif import Atif
 from polarq.export.base import Format, Group, Rollout
 from polarq.export.jsonl import JsonLines
 from polarq.export.parts import Parts
@@ -135,3 +139,67 @@ def test_parts_are_made_by_tokens_too(tmp_path: Path, monkeypatch: pytest.Monkey
     go(Polar(), tmp_path / "o.jsonl", killed_at([result(i) for i in range(4)], -1, loaded))
     # Ten tokens each: the first two were a part.
     assert loaded == ["t.0", "t.1", "t.2", "t.2", "t.3"]
+
+
+@pytest.mark.parametrize("journal", [b"[1]\n", b"not\n", b"\0\0\n"])
+def test_a_damaged_journal_is_one_line_that_says_what_to_do(tmp_path: Path, journal: bytes) -> None:
+    folder = tmp_path / ".rows.jsonl.polarq-export"
+    folder.mkdir()
+    (folder / "journal.jsonl").write_bytes(journal)
+    with pytest.raises(InvalidInput, match="is damaged; remove it"):
+        written(JsonLines(), tmp_path / "rows.jsonl", result())
+
+
+@pytest.mark.parametrize("line", [{}, {"rollouts": ["t.0"], "skipped": {}, "records": 1, "files": ["x"], "memory": 0}])
+def test_a_journal_that_tells_of_what_is_not_there_is_damaged(tmp_path: Path, line: dict[str, Any]) -> None:
+    folder = tmp_path / ".rows.jsonl.polarq-export"
+    folder.mkdir()
+    head = {"format": "jsonl", "settings": dict(JsonLines().settings), "targets": "t"}
+    (folder / "journal.jsonl").write_text(f"{json.dumps(head)}\n{json.dumps(line)}\n")
+    with pytest.raises(InvalidInput, match="is damaged; remove it"):
+        written(JsonLines(), tmp_path / "rows.jsonl", result())
+
+
+def test_a_disk_without_room_for_the_journal_is_one_line_and_later_it_goes_on(tmp_path: Path) -> None:
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    target = tmp_path / "rows.jsonl"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(InvalidInput, match="cannot be written: File too large"):
+            written(JsonLines(), target, result())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert written(JsonLines(), target, result()).records == 1
+
+
+def test_overwriting_deletes_no_folder_that_holds_more_than_an_export(tmp_path: Path) -> None:
+    target = tmp_path / "project"
+    target.mkdir()
+    (target / "notes.txt").write_text("mine")
+    with pytest.raises(InvalidInput, match=r"holds notes\.txt, which no export wrote"):
+        Parts(target, Atif(), {}, overwrite=True)
+    with pytest.raises(InvalidInput, match="is a folder; format jsonl makes a file"):
+        Parts(target, JsonLines(), {}, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["project"]
+    (target / "notes.txt").rename(target / "t.0.json")
+    with Parts(target, Atif(), {}, overwrite=True) as parts:
+        export([source([result(1)])], Atif(), parts, lambda _: None)
+    assert [path.name for path in target.iterdir()] == ["t.1.json"]
+
+
+def test_a_task_that_is_forgotten_meanwhile_is_counted_and_the_rest_is_there(tmp_path: Path) -> None:
+    def forgotten() -> Any:
+        raise TaskNotFound("no task 't'")
+
+    target, results = tmp_path / "rows.jsonl", [result(index) for index in range(4)]
+    with Parts(target, JsonLines(), {}) as parts, pytest.raises(Killed):
+        export([killed_at(results, 3, [])], JsonLines(), parts, lambda _: None)
+    half = Rollout("u.0", source([result(task_id="u")])().rollouts[0].verdict, forgotten)
+    groups = [forgotten, lambda: Group("u", [half]), source([result(task_id="v")])]
+    with Parts(target, JsonLines(), {}) as parts:
+        report = export(groups, JsonLines(), parts, lambda _: None)
+    assert [json.loads(line)["rollout_id"] for line in target.read_text().splitlines()] == ["t.0", "t.1", "v.0"]
+    assert dict(report.skipped) == {"no trajectory in the store": 1, run.GONE: 1}
+    with Parts(tmp_path / "other.jsonl", JsonLines(), {}) as parts, pytest.raises(TaskNotFound):
+        export([forgotten], JsonLines(), parts, lambda _: None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -135,3 +137,22 @@ def test_a_wrong_file_or_builder_is_one_line(tmp_path: Path) -> None:
         make_builder("per_request", {"x": 1})
     with pytest.raises(UnknownPlugin, match="is not installed here"):
         make_builder("none", {})
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"prompt_ids": [2**40]}, "prompt_ids holds something other than token ids"),
+        ({"sampled_ids": [-1, 5]}, "sampled_ids holds something other than token ids"),
+        ({"prompt_shared": -1}, "it shares less than nothing"),
+        ({"seq": 0}, "seq 0 is there twice"),
+    ],
+)
+def test_a_call_that_no_engine_made_is_one_line(tmp_path: Path, values: dict[str, Any], told: str) -> None:
+    path = tmp_path / "c.jsonl"
+    in_a_file(path, session())
+    lines = path.read_text().splitlines(keepends=True)
+    lines[2] = json.dumps({**json.loads(lines[2]), **values}) + "\n"
+    path.write_text("".join(lines))
+    with pytest.raises(InvalidInput, match=told):
+        list(read_completions_file(read_lines(path)))

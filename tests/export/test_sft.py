@@ -128,3 +128,11 @@ def test_the_ids_are_those_that_the_engine_saw(tmp_path: Path) -> None:
     assert record["loss_mask"] == [1, 1, 0, 1, 1]
     (plain,), _ = exported(tmp_path, result(0, calls))
     assert "prompt_ids" not in plain
+
+
+def test_a_rollout_that_is_named_beside_its_task_is_there_once(tmp_path: Path) -> None:
+    form, target = Sft(SftFilters()), tmp_path / "sft.jsonl"
+    with Parts(target, form, {}) as parts:
+        report = run.export([source([one(0), one(1)]), source([one(1)])], form, parts, lambda _: None)
+    assert [json.loads(line)["rollout_id"] for line in target.read_text().splitlines()] == ["t.0", "t.1"]
+    assert (report.rollouts, report.records, dict(report.skipped)) == (2, 2, {})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from polarq.contracts import Completion, Outcome, Reward, RolloutResult, RolloutState, VersionSpan
 from polarq.errors import InvalidInput
-from polarq.trainers.advantages import Baseline, advantages, rewards_of
+from polarq.trainers.advantages import Baseline, advantages, rewards_of, turn_advantages
 from polarq.trainers.rows import rows, version_number, written_out
 from polarq.trajectory.base import rewarded
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
@@ -128,10 +128,12 @@ def test_advantages_of_known_groups() -> None:
     assert advantages({}) == {}
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_a_reward_that_is_no_number_is_refused_by_its_rollout(wrong: float) -> None:
-    with pytest.raises(InvalidInput, match=r"t\.1: (nan|inf) is not a finite number"):
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), None, "one", pytest.param(10**400, id="huge")])
+def test_a_reward_that_is_no_number_is_refused_by_its_rollout(wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"t\.1: (nan|inf|None|one|10+) is not a finite number"):
         advantages({"t.0": 1.0, "t.1": wrong})
+    with pytest.raises(InvalidInput, match=r"t\.1, call 0: (nan|inf|None|one|10+) is not a finite number"):
+        turn_advantages({"t.0": {0: 1.0}, "t.1": {0: wrong}})
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=3), st.floats(-10, 10), min_size=2, max_size=8))

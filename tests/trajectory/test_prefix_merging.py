@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -23,6 +26,15 @@ def branches(trajectory: Trajectory) -> list[tuple[int | None, int, BranchCause 
 def said(*words: str) -> list[dict[str, Any]]:
     roles = ("user", "assistant")
     return [{"role": roles[i % 2], "content": word} for i, word in enumerate(words)]
+
+
+@pytest.mark.parametrize("logprobs", [[None, -0.25], [-0.25], [-0.5, -0.25, -0.125], []])
+def test_a_call_that_lacks_a_log_probability_is_masked_whoever_recorded_it(logprobs: list[float | None]) -> None:
+    trajectory = build(call(0, [1], [2, 3], logprobs=logprobs), call(1, [1, 2, 3, 4], [5, 6], logprobs=[-1.0, -2.0]))
+    (trace,) = trajectory.traces
+    assert (trace.loss_mask, trace.logprobs) == ([0, 0, 0, 1, 1], [0.0, 0.0, 0.0, -1.0, -2.0])
+    assert trajectory.fidelity.untrainable == {"0": "log-probabilities are missing"}
+    assert (trajectory.fidelity.trainable_tokens, trajectory.fidelity.masked_tokens) == (2, 2)
 
 
 def test_a_session_whose_prompts_go_on_is_one_trace() -> None:
@@ -130,3 +142,45 @@ def test_what_is_on_no_way_to_the_last_call_is_said() -> None:
 def test_a_setting_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidTask, match=r"unknown key 'emitt', did you mean 'emit'\?"):
         PrefixMergingBuilder({"emitt": "tree"})
+
+
+def on_and_on(count: int) -> list[Completion]:
+    """One conversation."""
+    return [call(seq, [1, *[2] * (2 * seq)], [2]) for seq in range(count)]
+
+
+def anew(count: int) -> list[Completion]:
+    """Each with a question of its own."""
+    return [call(seq, [seq, 1], [2], messages=said(f"q{seq}")) for seq in range(count)]
+
+
+def again(count: int) -> list[Completion]:
+    """The same question once more and once more."""
+    return [call(seq, [1], [seq], messages=said("q")) for seq in range(count)]
+
+
+def aside(count: int) -> list[Completion]:
+    """Each goes on from the first."""
+    first = call(0, [1], [2], messages=said("q"))
+    return [first, *(call(seq, [1, 2, seq], [3], messages=said("q", "1", f"{seq}")) for seq in range(1, count))]
+
+
+def steps(calls: list[Completion]) -> int:
+    """Python functions that are entered for a trajectory of the calls."""
+    entered = 0
+
+    def count(_frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal entered
+        entered += event == "call"
+
+    sys.setprofile(count)
+    try:
+        build(*calls)
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+@pytest.mark.parametrize("session", [on_and_on, anew, again, aside])
+def test_twice_the_calls_are_twice_the_work(session: Callable[[int], list[Completion]]) -> None:
+    assert steps(session(320)) < 2.3 * steps(session(160))

@@ -49,7 +49,8 @@ def timed_out(boundary: Boundary, stage: str, budget_s: float) -> StageFailed:
 
 
 def one_line(text: str, limit: int = 500) -> str:
-    line = " ".join(text.split())
+    """Cut to the limit, and such as can be written down: others' JSON may have halves of characters in it."""
+    line = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 

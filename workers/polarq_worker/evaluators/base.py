@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from pydantic_core import to_json
+
 from polarq.contracts.rollout import HarnessReport, Reward
 from polarq.contracts.specs import EvaluatorSpec
 from polarq.contracts.task import Task
@@ -21,6 +23,8 @@ from polarq_worker.runtimes.base import SESSION_DIR, Runtime
 log = logging.getLogger("polarq.worker.evaluators")
 
 MAX_REPORT_BYTES = 64 * 1024
+MAX_REPORT_DEPTH = 100
+_TOO_DEEP = object()
 
 
 class EvaluationTimedOut(EvaluatorFault):
@@ -122,12 +126,35 @@ class Evaluator(abc.ABC):
 
 
 def _cut(report: dict[str, Any]) -> dict[str, Any]:
-    """Leaves the largest entries out, and says which, until the rest is small."""
-    sizes = {key: len(json.dumps(value)) for key, value in report.items()}
-    left_out = []
+    """Leaves out what is nested too deep to be written down, then the largest entries until the rest is small, and
+    says which."""
+    report = {key: _writable(value) for key, value in report.items()}
+    left_out = [key for key, value in report.items() if value is _TOO_DEEP]
+    sizes = {key: len(json.dumps(value)) for key, value in report.items() if value is not _TOO_DEEP}
     while sum(sizes.values()) > MAX_REPORT_BYTES - 4096:
         largest = max(sizes, key=lambda key: sizes[key])
         left_out.append(largest)
         del sizes[largest]
     kept = {key: report[key] for key in report if key in sizes}
     return {**kept, "left_out_of_report": left_out} if left_out else kept
+
+
+def _writable(value: Any) -> Any:
+    """The value as a result can hold it: others' JSON may have halves of characters (`\\ud83d`), which become `?`."""
+    if _depth(value) > MAX_REPORT_DEPTH:
+        return _TOO_DEEP
+    try:
+        to_json(value)
+    except ValueError:
+        return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return value
+
+
+def _depth(value: Any) -> int:
+    deepest, left = 0, [(value, 1)]
+    while left:
+        one, depth = left.pop()
+        inner = one.values() if isinstance(one, Mapping) else one if isinstance(one, list | tuple) else ()
+        left += [(item, depth + 1) for item in inner]
+        deepest = max(deepest, depth)
+    return deepest
