@@ -115,12 +115,15 @@ def export(
                 "rollouts": report.rollouts,
                 "records": report.records,
                 "skipped": report.skipped,
+                "traces_left_out": report.traces_left_out,
             }
         )
     else:
         screen.say(f"{report.records} records of {report.rollouts} rollouts in ", (shown(to), "bold"))
         for reason, count in report.skipped.most_common():
             screen.say(f"  left out: {count} {shown(reason)}")
+        for reason, count in report.traces_left_out.most_common():
+            screen.say(f"  traces left out of these rollouts: {count} {shown(reason)}")
     return ExitCode.FAILED if report.damaged else ExitCode.OK
 
 

@@ -84,6 +84,10 @@ class Format(ABC):
         """rollout id -> reason, of those that are left out for how the others of their group did."""
         return {}
 
+    def traces_left_out(self) -> Mapping[str, int]:
+        """How many traces of rollouts that are in the file are not, by reason."""
+        return {}
+
     def memory(self) -> Any:
         """JSON: what it must know of the results since the last part to go on after a restart."""
         return None

@@ -26,6 +26,9 @@ class Report:
     """That are in the file."""
     records: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    """Rollouts that are not, by reason."""
+    traces_left_out: Counter[str] = field(default_factory=Counter)
+    """Of rollouts that are in the file, by reason."""
 
     @property
     def damaged(self) -> int:
@@ -83,7 +86,7 @@ def export(groups: Iterable[Callable[[], Group]], form: Format, parts: Parts, to
         told_of[NOT_ENDED] = waiting
     if gone:
         told_of[GONE] = gone
-    return Report(len(parts.seen) - parts.skipped.total(), parts.records, told_of)
+    return Report(len(parts.seen) - parts.skipped.total(), parts.records, told_of, Counter(form.traces_left_out()))
 
 
 def _tokens(result: RolloutResult) -> int:

@@ -8,6 +8,7 @@ OpenAI's fine-tuning files). With `ids` also `prompt_ids`, `response_ids` and `l
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -53,6 +54,8 @@ class Sft(Lines):
         self._filters = filters
         self._known: set[str] = set()
         self._fresh: list[str] = []
+        self._left_out: Counter[str] = Counter()
+        self._fresh_left_out: Counter[str] = Counter()
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -90,7 +93,12 @@ class Sft(Lines):
                 reasons.append(exc.reason)
         if not made:
             raise Skip(reasons[-1])
+        self._left_out.update(reasons[1:])
+        self._fresh_left_out.update(reasons[1:])
         return made
+
+    def traces_left_out(self) -> Mapping[str, int]:
+        return self._left_out
 
     def _record(self, result: RolloutResult, trace: Trace) -> Record:
         most = self._filters.max_tokens
@@ -126,12 +134,14 @@ class Sft(Lines):
         self._known.add(digest)
         self._fresh.append(digest)
 
-    def memory(self) -> list[str]:
-        fresh, self._fresh = self._fresh, []
+    def memory(self) -> dict[str, Any]:
+        fresh = {"known": self._fresh, "left_out": self._fresh_left_out}
+        self._fresh, self._fresh_left_out = [], Counter()
         return fresh
 
     def remember(self, memory: Any) -> None:
-        self._known.update(memory)
+        self._known.update(memory["known"])
+        self._left_out.update(memory["left_out"])
 
 
 def _weighed(message: dict[str, Any], *, learned: bool) -> dict[str, Any]:

@@ -117,6 +117,22 @@ def test_too_long_is_left_out(tmp_path: Path) -> None:
     assert exported(tmp_path, result(0), max_tokens=6) == ([], {"too many tokens": 1})
 
 
+def test_a_trace_that_is_left_out_of_a_rollout_is_counted_also_over_a_restart(tmp_path: Path) -> None:
+    forked = [
+        call(0, [1, 2], [3], messages=said("q"), reply=answer("b")),
+        call(1, [1, 5, 6, 7, 8], [9], messages=said("other"), reply=answer("c")),
+    ]
+    results = [result(0, forked), one(1)]
+    filters = SftFilters(max_tokens=5)
+    target = tmp_path / "sft.jsonl"
+    with Parts(target, first := Sft(filters), {}) as parts:
+        parts.add({"t.0": first.records(results[0])}, {})
+    with Parts(target, again := Sft(filters), {}) as parts:
+        report = run.export([source(results)], again, parts, lambda _: None)
+    assert (report.records, report.rollouts, report.skipped) == (2, 2, {})
+    assert report.traces_left_out == {"too many tokens": 1}
+
+
 def test_the_ids_are_those_that_the_engine_saw(tmp_path: Path) -> None:
     """Case T06: the start token (1) is written by the template and by the tokenizer; what the engine saw has one. No
     id is made of text here, so the export has as many as the engine's prompt."""
