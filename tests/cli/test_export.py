@@ -63,6 +63,7 @@ def test_a_task_and_a_rollout_and_a_run_are_exported(client: Client, cli: Cli, t
         "rollouts": 2,
         "records": 2,
         "skipped": {"not trainable: harness/exit_code": 1, "not ended": 1},
+        "traces_left_out": {},
     }
     assert {row.rollout_id for row in read_rows(tmp_path / "run.jsonl")} == {"a.0", "b.0"}
 

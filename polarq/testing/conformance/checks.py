@@ -61,6 +61,8 @@ class Suite:
         self._plain: Ran | None = None
         self.version = ""
         """Of the program that was run, once it was."""
+        self._made: set[str] = set()
+        """Recipes of the sandboxes that there were."""
         self.runs = True
         """False: it could not be installed or started."""
         asked = Asked(bench, self._run)
@@ -111,9 +113,12 @@ class Suite:
         started(ran)
         report, sandbox = ran.result.harness, ran.result.sandbox
         if report is not None and (program := report.metadata.get("program")):
-            if self.version and sandbox is not None and sandbox.origin == "cold":
-                raise Broken("the program was installed again, where an earlier rollout had left it")
             self.version = program["version"]
+        if sandbox is not None:
+            # A sandbox that may reach more is another recipe.
+            if sandbox.origin == "cold" and sandbox.recipe in self._made:
+                raise Broken("the program was installed again, where an earlier rollout had left it")
+            self._made.add(sandbox.recipe)
         return ran
 
     # --- the plain task
