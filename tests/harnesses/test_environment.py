@@ -49,6 +49,7 @@ def test_every_dialect_is_told_where_the_model_is() -> None:
         "OPENAI_API_BASE": f"{BASE}/v1",
         "OPENAI_API_KEY": "key",
         "ANTHROPIC_BASE_URL": BASE,
+        "ANTHROPIC_API_BASE": BASE,
         "ANTHROPIC_API_KEY": "key",
         "GOOGLE_API_URL": BASE,
         "GOOGLE_GEMINI_BASE_URL": BASE,
@@ -69,8 +70,12 @@ def test_the_agents_variables_win_over_the_runtimes_and_both_over_the_sessions()
     assert (env["A"], env["B"], env["TASK_ID"]) == ("runtime", "agent", "mine")
 
 
+NAMES = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE")
+"""Where two say where the same API is, some clients read only one of them."""
+
+
 def test_no_task_can_lead_its_model_calls_past_the_record() -> None:
-    elsewhere = dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL"), "http://elsewhere")
+    elsewhere = dict.fromkeys(NAMES, "http://elsewhere")
     env = env_of(elsewhere, elsewhere)
     assert "http://elsewhere" not in env.values()
 
