@@ -27,21 +27,19 @@ def test_its_settings_become_its_agents_arguments(make_context: MakeContext) -> 
         model_name="Qwen/Qwen3.5-4B",
         mcp_servers=servers,
         skills_path="/skills",
-        settings={"max_turns": 7, "parser": "xml", "temperature": 0.0, "dialect": "openai_responses"},
+        settings={"max_turns": 7, "parser": "xml", "temperature": 0.0},
     )
     config = harness.config(context)
     assert config["instruction"] == context.instruction_path
     agent = config["agent"]
     assert (agent["model_name"], agent["api_base"]) == ("openai/Qwen/Qwen3.5-4B", "http://127.0.0.1:9/s/secret/v1")
     assert (agent["max_turns"], agent["parser_name"], agent["temperature"]) == (7, "xml", 0.0)
-    assert agent["use_responses_api"] is True
     assert agent["skills_dir"] == harness.skills_target(context)
     assert agent["mcp_servers"] == [
         {"name": "files", "transport": "stdio", "command": "files-server", "args": ["--root", "/x y"], "url": None}
     ]
     bare = terminus().config(context)["agent"]
     assert not {"max_turns", "temperature", "skills_dir"} & set(bare)
-    assert bare["use_responses_api"] is False
 
 
 def test_it_needs_tmux_and_a_new_python() -> None:

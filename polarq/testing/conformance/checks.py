@@ -124,6 +124,13 @@ class Suite:
             self._plain = self._run("works", "works")
         return self._plain
 
+    @property
+    def walked(self) -> Ran:
+        """The plain task, of which there is something to look at."""
+        if not self.plain.whole:
+            raise Broken("no step of the task is recorded: nothing can be said of it")
+        return self.plain
+
     def _works(self, expected: Expected) -> None:
         done(self.plain, self._bench.scenario.turns, expected)
 
@@ -144,23 +151,16 @@ class Suite:
             )
 
     def _side(self, expected: Expected) -> None:
-        self._has_worked()
-        found = sorted(call.side_kind or "" for call in self.plain.side)
+        found = sorted(call.side_kind or "" for call in self.walked.side)
         if found != sorted(map(str, self._bench.scenario.side)):
             raise Broken(f"side traffic: {', '.join(found) or 'none'}")
 
     def _quiet(self, expected: Expected) -> None:
-        self._has_worked()
-        sandbox = self.plain.result.sandbox
+        sandbox = self.walked.result.sandbox
         asked = {one.target for one in (sandbox.denied if sandbox is not None else [])}
         known = self._bench.scenario.denied
         if more := sorted(target for target in asked if not any(fnmatchcase(target, one) for one in known)):
             raise Broken(f"it asked for {', '.join(more)}")
-
-    def _has_worked(self) -> None:
-        """A program that did nothing was quiet too."""
-        if not self.plain.whole:
-            raise Broken("it took no step of the task, so there is nothing to look at")
 
     # --- trouble
 

@@ -123,8 +123,10 @@ class ClaudeCodeHarness(Preset):
         return {"exit_status": said.get("subtype"), "turns": said.get("num_turns")} if said else {}
 
     def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
-        status = str(report.metadata.get("exit_status"))
-        return status if status in LIMITS else ""
+        status = report.metadata.get("exit_status")
+        if status is None:  # nothing could be read of it
+            return super().at_limit(report, seen)
+        return str(status) if status in LIMITS else ""
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         files = {self._settings_path(context): as_json({"env": self._held(context), "apiKeyHelper": ""})}

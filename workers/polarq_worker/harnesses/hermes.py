@@ -144,7 +144,9 @@ class HermesHarness(Preset):
     def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
         usage, limit = report.metadata.get("usage", {}), self.settings.max_turns
         stopped = usage.get("completed") is False and not usage.get("failed")
-        return "max_turns" if limit and stopped and (usage.get("api_calls") or 0) >= limit else ""
+        if limit and stopped and (usage.get("api_calls") or 0) >= limit:
+            return f"max_turns: {limit}"
+        return super().at_limit(report, seen)
 
     def _usage(self, context: HarnessContext) -> str:
         return f"{self.folder(context.layout)}/usage.json"

@@ -3,7 +3,8 @@
 Harbor is a library here: `programs/terminus_2_run.py` makes its agent and runs it in the sandbox itself, where
 Harbor would run it beside. The sandbox needs tmux. It never streams and sends no tools; MCP servers and skills are told
 to the model in words. Calls that fail are tried 3 times by its client, three times over. When the context overflows it
-raises, unless it is told to go on with a summary.
+raises, unless it is told to go on with a summary. Its way over Responses is not for polarq: there it sends no history
+but names the answer before, which the server would have to keep.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Terminus2Harness(Preset):
     program: ClassVar[PythonProgram] = PythonProgram(
         "harbor", "python", Versions("0.26.0", "0.26.0", "0.27.0"), needs=("tmux",), python="3.12"
     )
-    dialects: ClassVar[tuple[str, ...]] = ("openai_chat", "openai_responses")
+    dialects: ClassVar[tuple[str, ...]] = ("openai_chat",)
     settings_class: ClassVar[type[PresetSettings]] = Terminus2Settings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
     takes_skills: ClassVar[bool] = True
@@ -96,7 +97,6 @@ class Terminus2Harness(Preset):
             "tmux_pane_width": wanted.width,
             "tmux_pane_height": wanted.height,
             "record_terminal_session": False,
-            "use_responses_api": self.dialect == "openai_responses",
             "session_id": context.rollout_id,
             "mcp_servers": [server.model_dump(mode="json") for server in self.spec.mcp_servers],
             "skills_dir": self.skills_target(context) if self.spec.skills_path else None,
