@@ -78,18 +78,17 @@ def test_each_program_tells_of_its_limits_in_its_own_way(
 @pytest.mark.parametrize(
     ("usage", "reason"),
     [
-        ({"completed": False, "failed": False, "api_calls": 2}, "agent_limit"),
-        ({"completed": False, "failed": False, "api_calls": 1}, None),
-        ({"completed": False, "failed": True, "api_calls": 2}, None),
-        ({"completed": True, "failed": False, "api_calls": 2}, None),
+        ({"completed": False, "failed": False, "api_calls": 90}, "agent_limit"),
+        ({"completed": False, "failed": False, "api_calls": 89}, None),
+        ({"completed": False, "failed": True, "api_calls": 90}, None),
+        ({"completed": True, "failed": False, "api_calls": 90}, None),
         ({}, None),
     ],
 )
 def test_hermes_says_that_it_did_not_complete(usage: dict[str, Any], reason: str | None) -> None:
-    preset: Preset = plugin("harnesses", "hermes")(AgentSpec.parse({"harness": "hermes", "settings": {"max_turns": 2}}))
     step = StepReport(kind=ExecKind.EXITED, exit_code=0)
     report = HarnessReport(name="hermes", ok=True, steps=[step], metadata={"usage": usage})
-    verdict = preset.judge(report, CallsSeen.of([call(0), call(1)], GrantUse()))
+    verdict = made("hermes").judge(report, CallsSeen.of([call(0), call(1)], GrantUse()))
     assert (verdict.reason if verdict else None) == reason
 
 

@@ -91,7 +91,7 @@ def test_opencode_reaches_the_model_by_the_client_of_its_dialect(
 ) -> None:
     settings = {"dialect": dialect, "max_steps": 12, "config": {"small_model": "x/y", "theme": "dark"}}
     preset, context = made(make_context, "opencode", settings=settings)
-    _, found = only_file(preset, context)
+    file, found = only_file(preset, context)
     provider = found["provider"]["polarq"]
     assert provider["npm"] == client
     assert provider["options"] == {"baseURL": f"{context.base_url}{path}", "apiKey": "secret"}
@@ -101,6 +101,9 @@ def test_opencode_reaches_the_model_by_the_client_of_its_dialect(
     assert found["mcp"]["files"] == {"type": "local", "command": ["files-server", "--root", "/x y"], "enabled": True}
     (step,) = preset.steps(context)
     assert any(word.startswith("--title=") for word in step.command), "else it asks the model for one"
+    # What it reads last: neither a repository's own file nor a model of another provider wins over it.
+    assert f"{context.layout.session_dir}{file}" == f"{step.env['OPENCODE_CONFIG_DIR']}/opencode.json"
+    assert (found["enabled_providers"], found["disabled_providers"]) == (["polarq"], [])
 
 
 def test_in_both_files_ours_holds_however_deep() -> None:

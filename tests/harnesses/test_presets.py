@@ -325,11 +325,11 @@ def test_a_program_that_stops_where_it_was_told_to_is_told_from_one_that_failed(
     code: int, calls: int, problem: str, reason: str | None
 ) -> None:
     seen = CallsSeen.of(list(map(call, range(calls))), GrantUse(last_problem=problem, last_problem_seq=calls))
-    verdict = made("hermes", settings={"max_turns": 2}).judge(ended(code), seen)
+    verdict = made("claude_code", settings={"max_turns": 2}).judge(ended(code), seen)
     assert (verdict.reason if verdict else None) == reason
     if reason == "agent_limit":
         assert verdict is not None
         words = "the agent stopped at a limit of its own (max_turns: 2); the harness ended with exit code 1"
         assert verdict.message == words
-    unlimited = made("hermes").judge(ended(code), seen)
+    unlimited = made("claude_code").judge(ended(code), seen)
     assert (unlimited.reason if unlimited else None) == (None if reason == "agent_limit" else reason)

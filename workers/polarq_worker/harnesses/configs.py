@@ -19,9 +19,10 @@ def as_toml(data: Mapping[str, Any]) -> bytes:
     return tomli_w.dumps(given(data)).encode("utf-8", "backslashreplace")
 
 
-def as_yaml(data: Mapping[str, Any]) -> bytes:
+def as_yaml(data: Mapping[str, Any] | list[Any]) -> bytes:
     """Printable ASCII: of the rest of Unicode, YAML folds or refuses some characters."""
-    return yaml.safe_dump(dict(data), allow_unicode=False, sort_keys=False).encode()
+    plain = dict(data) if isinstance(data, Mapping) else data
+    return yaml.safe_dump(plain, allow_unicode=False, sort_keys=False).encode()
 
 
 def given(data: Mapping[str, Any]) -> dict[str, Any]:

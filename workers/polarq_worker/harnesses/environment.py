@@ -34,7 +34,8 @@ def model_env(base_url: str, api_key: str) -> dict[str, str]:
 
 
 def held(env: Mapping[str, str]) -> dict[str, str]:
-    """Of a harness's variables those by which its model calls find their way: no file of a repository may change them."""
+    """Of a harness's variables those by which its model calls find their way, empty where it has none: no file of a
+    repository may change them."""
     names = (*model_env("", ""), *exceptions(()), *PROXY_VARIABLES)
     return {name: env.get(name, "") for name in names}
 

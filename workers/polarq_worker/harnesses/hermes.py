@@ -33,6 +33,8 @@ MODES = {
 }
 """Hermes's name for a dialect, and what its address ends in."""
 PROVIDER = "custom:polarq"
+TURNS = 90
+"""Its own limit in this mode."""
 FRESH = {
     "memory": {"memory_enabled": False, "user_profile_enabled": False},
     "skills": {"creation_nudge_interval": 0},
@@ -142,11 +144,9 @@ class HermesHarness(Preset):
         return {"usage": {name: usage.get(name) for name in named}}
 
     def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
-        usage, limit = report.metadata.get("usage", {}), self.settings.max_turns
+        usage = report.metadata.get("usage", {})
         stopped = usage.get("completed") is False and not usage.get("failed")
-        if limit and stopped and (usage.get("api_calls") or 0) >= limit:
-            return f"max_turns: {limit}"
-        return super().at_limit(report, seen)
+        return f"max_turns: {TURNS}" if stopped and (usage.get("api_calls") or 0) >= TURNS else ""
 
     def _usage(self, context: HarnessContext) -> str:
         return f"{self.folder(context.layout)}/usage.json"
