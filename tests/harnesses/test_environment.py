@@ -12,8 +12,10 @@ from aiohttp import web
 
 from polarq.contracts.rollout import HarnessReport, RolloutState
 from polarq.contracts.task import Task
+from polarq.errors import HarnessFault
 from polarq.testing.stack import LocalStack
 from polarq_worker.harnesses.base import harness_env, run_harness, sandbox_env
+from polarq_worker.harnesses.configs import git_settings
 from polarq_worker.harnesses.create import create_harness
 from polarq_worker.runtimes.base import SandboxLayout
 from polarq_worker.runtimes.local import LocalRuntime
@@ -191,3 +193,15 @@ def test_a_deployment_whose_environment_names_a_dead_proxy_works(tmp_path: Path)
     assert result.outcome.state is RolloutState.COMPLETED, result.outcome
     assert result.reward is not None
     assert result.reward.outcome == 1.0
+
+
+def test_settings_of_git_come_after_the_tasks_own() -> None:
+    own = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "a.b", "GIT_CONFIG_VALUE_0": "c"}
+    named = {"GIT_CONFIG_COUNT": "2", "GIT_CONFIG_KEY_1": "user.name", "GIT_CONFIG_VALUE_1": "x"}
+    assert git_settings(own, {"user.name": "x"}) == named
+
+
+@pytest.mark.parametrize("count", ["abc", "-5", "1.5", "\u0661"])
+def test_a_count_of_gits_settings_that_is_no_number_is_said_in_one_line(count: str) -> None:
+    with pytest.raises(HarnessFault, match=f"^GIT_CONFIG_COUNT is '{count}', which is no number; set it right"):
+        git_settings({"GIT_CONFIG_COUNT": count}, {"user.name": "x"})

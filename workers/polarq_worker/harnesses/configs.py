@@ -9,6 +9,8 @@ from typing import Any
 import tomli_w
 import yaml
 
+from polarq.errors import HarnessFault
+
 
 def as_json(data: Mapping[str, Any]) -> bytes:
     return json.dumps(data, indent=2, ensure_ascii=True).encode()
@@ -39,8 +41,12 @@ def table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def git_settings(env: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-    """Variables that set these for git, on top of what such variables of `env` set."""
-    first = int(env.get("GIT_CONFIG_COUNT") or 0)
+    """Variables that set these for git, on top of what such variables of `env` set. Raises `HarnessFault` for a count
+    that git would refuse too."""
+    count = env.get("GIT_CONFIG_COUNT") or "0"
+    if not (count.isascii() and count.isdigit()):
+        raise HarnessFault(f"GIT_CONFIG_COUNT is '{count}', which is no number; set it right in the task's environment")
+    first = int(count)
     named: dict[str, str] = {}
     for number, (key, value) in enumerate(settings.items(), first):
         named |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
