@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from polarq.contracts.base import ID_PATTERN, Contract
+from polarq.contracts.texts import check_texts
 from polarq.hosts import AllowedHost
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 NonBlank = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Env = dict[str, str]
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _checked_env(env: Env) -> Env:
@@ -129,6 +128,8 @@ class RuntimeSpec(Contract):
             AllowedHost.parse(entry)
         return entries
 
+    _texts = model_validator(mode="after")(check_texts)
+
     @model_validator(mode="after")
     def _image_where_one_is_needed(self) -> Self:
         if self.import_path is None and self.backend in {"docker", "apptainer"} and not self.image.strip():
@@ -190,12 +191,7 @@ class AgentSpec(Contract):
 
     _env = field_validator("env")(_checked_env)
 
-    @model_validator(mode="after")
-    def _usable_texts(self) -> Self:
-        """Each may become an argument, a path or a line of a file."""
-        if problem := next(_unusable({name: getattr(self, name) for name in type(self).model_fields}), ""):
-            raise ValueError(problem)
-        return self
+    _texts = model_validator(mode="after")(check_texts)
 
     @model_validator(mode="after")
     def _names_servers_apart(self) -> Self:
@@ -216,24 +212,6 @@ class AgentSpec(Contract):
         elif self.custom_shell is not None:
             raise ValueError("'custom_shell' goes with harness 'shell' only")
         return self
-
-
-def _unusable(value: Any, at: str = "") -> Iterator[str]:
-    """Texts in it that no program can be told, keys among them: where, and why."""
-    if isinstance(value, str):
-        if "\0" in value:
-            yield f"{at}: has a NUL byte"
-        elif not value.isascii() and (lone := _LONE_SURROGATE.search(value)):
-            yield f"{at}: is not valid Unicode text (lone surrogate at {lone.start()})"
-    elif isinstance(value, BaseModel):
-        yield from _unusable(dict(value), at)
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _unusable(key, f"a key of {at or 'it'}")
-            yield from _unusable(part, f"{at}.{key}" if at else str(key))
-    elif isinstance(value, list | tuple):
-        for number, part in enumerate(value):
-            yield from _unusable(part, f"{at}.{number}")
 
 
 def _is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:

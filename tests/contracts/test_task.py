@@ -114,6 +114,7 @@ def test_the_older_lines_name_for_samples_is_understood() -> None:
             {"agent": {"harness": "codex", "env": {"A": "\ud800"}}},
             "agent: env.A: is not valid Unicode text (lone surrogate at 0)",
         ),
+        ({"runtime": {"backend": "local", "workdir": "/a\0"}}, "runtime: workdir: has a NUL byte"),
         ({"agent": {"harness": "codex", "model_name": "a\0"}}, "agent: model_name: has a NUL byte"),
         ({"agent": {"harness": "codex", "settings": {"config": {"a": ["\0"]}}}}, "settings.config.a.0: has a NUL byte"),
         (

@@ -69,7 +69,13 @@ def test_gemini_cli_logs_in_by_its_settings_and_has_a_models_name(make_context: 
 def test_qwen_code_logs_in_to_the_api_that_it_is_to_speak(
     make_context: MakeContext, dialect: str | None, login: str, ending: str, key: str
 ) -> None:
-    settings = {"dialect": dialect, "max_turns": 9, "max_tool_calls": 0, "max_retries": 0, "context_window": 32_000}
+    settings: dict[str, Any] = {
+        "dialect": dialect,
+        "max_turns": 9,
+        "max_tool_calls": 0,
+        "max_retries": 0,
+        "context_window": 32_000,
+    }
     settings["config"] = {"model": {"generationConfig": {"maxRetries": 5, "samplingParams": {"top_p": 0.5}}}}
     preset, context = made(make_context, "qwen_code", settings=settings)
     path, found = only_file(preset, context)
