@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from polarq.contracts.base import ID_PATTERN, Contract
+from polarq.contracts.texts import check_texts
 from polarq.hosts import AllowedHost
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
@@ -127,6 +128,8 @@ class RuntimeSpec(Contract):
             AllowedHost.parse(entry)
         return entries
 
+    _texts = model_validator(mode="after")(check_texts)
+
     @model_validator(mode="after")
     def _image_where_one_is_needed(self) -> Self:
         if self.import_path is None and self.backend in {"docker", "apptainer"} and not self.image.strip():
@@ -187,6 +190,15 @@ class AgentSpec(Contract):
     custom_shell: ExecInput | None = None
 
     _env = field_validator("env")(_checked_env)
+
+    _texts = model_validator(mode="after")(check_texts)
+
+    @model_validator(mode="after")
+    def _names_servers_apart(self) -> Self:
+        names = [server.name for server in self.mcp_servers]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"mcp_servers: two are called '{twice}'")
+        return self
 
     @model_validator(mode="after")
     def _one_harness(self) -> Self:

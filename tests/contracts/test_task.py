@@ -110,6 +110,29 @@ def test_the_older_lines_name_for_samples_is_understood() -> None:
         ({"callback_url": "http://a:b@x/"}, "callback_url: must not hold a user name or password"),
         ({"placement": {"policy": "pinned"}}, "placement: 'node_id' goes with policy 'pinned'"),
         ({"agent": {"harness": "codex", "env": {"A=B": "c"}}}, "agent.env: 'A=B' is not a usable environment variable"),
+        (
+            {"agent": {"harness": "codex", "env": {"A": "\ud800"}}},
+            "agent: env.A: is not valid Unicode text (lone surrogate at 0)",
+        ),
+        ({"runtime": {"backend": "local", "workdir": "/a\0"}}, "runtime: workdir: has a NUL byte"),
+        ({"agent": {"harness": "codex", "model_name": "a\0"}}, "agent: model_name: has a NUL byte"),
+        ({"agent": {"harness": "codex", "settings": {"config": {"a": ["\0"]}}}}, "settings.config.a.0: has a NUL byte"),
+        (
+            {"agent": {"harness": "codex", "settings": {"b\ud800": 1}}},
+            "agent: a key of settings: is not valid Unicode text (lone surrogate at 1)",
+        ),
+        (
+            {"agent": {"harness": "shell", "custom_shell": {"command": "true\0"}}},
+            "agent: custom_shell.command: has a NUL byte",
+        ),
+        (
+            {"agent": {"harness": "codex", "mcp_servers": [{"name": "a", "command": "x", "args": ["\0"]}]}},
+            "agent: mcp_servers.0.args.0: has a NUL byte",
+        ),
+        (
+            {"agent": {"harness": "codex", "mcp_servers": [{"name": "a", "command": "x"}] * 2}},
+            "agent: mcp_servers: two are called 'a'",
+        ),
     ],
 )
 def test_a_bad_task_is_refused_with_one_line_that_names_the_key(change: dict[str, Any], line: str) -> None:

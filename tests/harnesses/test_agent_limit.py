@@ -78,10 +78,10 @@ def test_each_program_tells_of_its_limits_in_its_own_way(
 @pytest.mark.parametrize(
     ("usage", "reason"),
     [
-        ({"completed": False, "failed": False, "api_calls": 91}, "agent_limit"),
+        ({"completed": False, "failed": False, "api_calls": 90}, "agent_limit"),
         ({"completed": False, "failed": False, "api_calls": 89}, None),
-        ({"completed": False, "failed": True, "api_calls": 91}, None),
-        ({"completed": True, "failed": False, "api_calls": 91}, None),
+        ({"completed": False, "failed": True, "api_calls": 90}, None),
+        ({"completed": True, "failed": False, "api_calls": 90}, None),
         ({}, None),
     ],
 )

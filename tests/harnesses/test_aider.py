@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,60 +22,78 @@ def harness(**fields: Any) -> AiderHarness:
     return AiderHarness(AgentSpec.parse({"harness": "aider", **fields}))
 
 
-def config(preset: AiderHarness, make_context: MakeContext) -> dict[str, Any]:
-    files = preset.files(make_context())
-    (text,) = [data for path, data in files.items() if path.endswith("/config.yml")]
-    read: dict[str, Any] = yaml.safe_load(text)
-    return read
+def told_of(preset: AiderHarness, make_context: MakeContext) -> dict[str, list[str]]:
+    """Its options by name; those that are on or off have no value."""
+    told: dict[str, list[str]] = {}
+    for word in preset.command(make_context()):
+        name, given, value = word.removeprefix("--").partition("=")
+        told.setdefault(name, []).extend([value] if given else [])
+    return told
 
 
-async def set_up(
-    preset: AiderHarness, runtime: LocalRuntime, make_context: MakeContext, tmp_path: Path
-) -> dict[str, Any]:
-    """The configuration as it lies in the sandbox."""
+def file_of(preset: AiderHarness, make_context: MakeContext, name: str) -> str:
+    return preset.files(make_context())[f"{FOLDER}/{name}"].decode()
+
+
+async def set_up(preset: AiderHarness, runtime: LocalRuntime, make_context: MakeContext) -> dict[str, list[str]]:
+    """Its options once it is set up."""
     await runtime.put_bytes(b"image\n0.86.2\n/usr/bin/aider\n", f"{home_of('aider', runtime.layout)}/installed")
-    context = make_context()
-    await preset.setup(runtime, context)
-    fetched = tmp_path / "config.yml"
-    await runtime.get_file(f"{preset.folder(runtime.layout)}/config.yml", fetched, 100_000)
-    read: dict[str, Any] = yaml.safe_load(fetched.read_text())
-    return read
+    await preset.setup(runtime, make_context())
+    return told_of(preset, make_context)
 
 
-def test_the_model_is_named_where_no_file_of_the_repository_can_say_otherwise(make_context: MakeContext) -> None:
-    told = config(harness(), make_context)
-    assert told["model"] == "openai/polarq"
-    assert {"OPENAI_API_BASE=http://127.0.0.1:9/s/secret/v1", "OPENAI_API_KEY=secret"} <= set(told["set-env"])
-    assert (
-        config(harness(settings={"dialect": "anthropic_messages"}, model_name="m"), make_context)["model"]
-        == "anthropic/m"
-    )
+@pytest.mark.parametrize(("dialect", "ending"), [("openai_chat", "/v1"), ("anthropic_messages", "")])
+def test_the_model_is_named_where_no_file_of_the_repository_can_say_otherwise(
+    dialect: str, ending: str, make_context: MakeContext
+) -> None:
+    preset = harness(settings={"dialect": dialect}, model_name="m")
+    told = told_of(preset, make_context)
+    assert told["model"] == [f"{dialect.partition('_')[0]}/m"]
+    # A variable of a `.env` wins over a configuration file, a file of variables that is named over others.
+    assert told["env-file"] == [f"{FOLDER}/held.env"]
+    assert {
+        "OPENAI_API_BASE=http://127.0.0.1:9/s/secret/v1",
+        "AIDER_OPENAI_API_BASE=http://127.0.0.1:9/s/secret/v1",
+        "ANTHROPIC_API_BASE=http://127.0.0.1:9/s/secret",
+        "AIDER_OPENAI_API_KEY=secret",
+        "HTTP_PROXY=''",
+    } <= set(file_of(preset, make_context, "held.env").splitlines())
+    # Those are set last of all, unless this is said here.
+    assert told["set-env"] == ["LITELLM_LOCAL_MODEL_COST_MAP=True"]
+    # And parameters of a model win over every variable.
+    assert told["model-settings-file"] == [f"{FOLDER}/models.yml"]
+    (settings,) = yaml.safe_load(file_of(preset, make_context, "models.yml"))
+    where = f"http://127.0.0.1:9/s/secret{ending}"
+    assert settings == {
+        "name": "aider/extra_params",
+        "extra_params": {"api_base": where, "base_url": where, "api_key": "secret"},
+    }
 
 
-def test_the_settings_become_its_configuration(make_context: MakeContext) -> None:
+def test_the_settings_become_its_options_and_its_configuration(make_context: MakeContext) -> None:
     settings = {
         "stream": False,
         "edit_format": "diff",
-        "files": ["-odd name.py"],
+        "files": ["-odd name.py", "b.py"],
         "test_command": "make test",
         "map_tokens": 0,
         "reasoning_effort": "low",
         "config": {"dark-mode": True, "auto-commits": True},
     }
-    told = config(harness(settings=settings), make_context)
+    told = told_of(harness(settings=settings), make_context)
     wanted = {
-        "stream": False,
-        "edit-format": "diff",
-        "file": ["-odd name.py"],
-        "test-cmd": "make test",
-        "auto-test": True,
-        "map-tokens": 0,
-        "reasoning-effort": "low",
-        "dark-mode": True,
-        "auto-commits": False,
+        "no-stream": [],
+        "edit-format": ["diff"],
+        "file": ["-odd name.py", "b.py"],
+        "test-cmd": ["make test"],
+        "auto-test": [],
+        "map-tokens": ["0"],
+        "reasoning-effort": ["low"],
+        "no-auto-commits": [],
     }
     assert {key: told[key] for key in wanted} == wanted
-    assert not {"read", "lint-cmd", "thinking-tokens"} & set(told)
+    assert not {"read", "lint-cmd", "thinking-tokens", "stream", "auto-commits"} & set(told)
+    assert yaml.safe_load(file_of(harness(settings=settings), make_context, "config.yml")) == settings["config"]
 
 
 @pytest.mark.parametrize(
@@ -96,13 +113,13 @@ def test_an_instruction_is_never_one_of_its_commands(instruction: str, shown: st
 
 @pytest.mark.parametrize("repository", [True, False])
 async def test_its_cache_is_gone_when_it_has_ended_and_nothing_else(
-    repository: bool, runtime: LocalRuntime, make_context: MakeContext, tmp_path: Path
+    repository: bool, runtime: LocalRuntime, make_context: MakeContext
 ) -> None:
     await runtime.exec(["git", "init", "-q"] if repository else ["true"], timeout_s=60)
     await runtime.exec(["mkdir", "-p", "src"], timeout_s=60)
     preset = harness(settings={"workdir": f"{runtime.workdir}/src"})
-    told = await set_up(preset, runtime, make_context, tmp_path)
-    assert told.get("git") is (None if repository else False)
+    told = await set_up(preset, runtime, make_context)
+    assert ("no-git" in told) is not repository
     made = "touch work.py && mkdir .aider.tags.cache.v4 && touch .aider.tags.cache.v4/cache.db"
     where = str(runtime.workdir) if repository else f"{runtime.workdir}/src"
     assert (await runtime.exec(made, cwd=where, timeout_s=60)).ok
@@ -111,20 +128,15 @@ async def test_its_cache_is_gone_when_it_has_ended_and_nothing_else(
     assert left.stdout_text == "work.py\n"
 
 
-async def test_where_there_is_no_repository_it_makes_none(
-    runtime: LocalRuntime, make_context: MakeContext, tmp_path: Path
-) -> None:
-    assert (await set_up(harness(), runtime, make_context, tmp_path))["git"] is False
+async def test_where_there_is_no_repository_it_makes_none(runtime: LocalRuntime, make_context: MakeContext) -> None:
+    assert "no-git" in await set_up(harness(), runtime, make_context)
 
 
-async def test_words_of_the_shell_do_not_hide_the_repository(
-    runtime: LocalRuntime, make_context: MakeContext, tmp_path: Path
-) -> None:
+async def test_words_of_the_shell_do_not_hide_the_repository(runtime: LocalRuntime, make_context: MakeContext) -> None:
     await runtime.exec("git init -q", timeout_s=60)
     await runtime.put_bytes(b"echo motd one\necho motd two\n", "/polar/session/noise.sh")
     noise = {"backend": "local", "env": {"BASH_ENV": f"{runtime.layout.session_dir}/noise.sh"}}
-    told = await set_up(harness(), runtime, partial(make_context, runtime=noise), tmp_path)
-    assert "git" not in told
+    assert "no-git" not in await set_up(harness(), runtime, partial(make_context, runtime=noise))
 
 
 @pytest.mark.parametrize(

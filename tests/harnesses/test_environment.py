@@ -12,8 +12,10 @@ from aiohttp import web
 
 from polarq.contracts.rollout import HarnessReport, RolloutState
 from polarq.contracts.task import Task
+from polarq.errors import HarnessFault
 from polarq.testing.stack import LocalStack
 from polarq_worker.harnesses.base import harness_env, run_harness, sandbox_env
+from polarq_worker.harnesses.configs import git_settings
 from polarq_worker.harnesses.create import create_harness
 from polarq_worker.runtimes.base import SandboxLayout
 from polarq_worker.runtimes.local import LocalRuntime
@@ -49,6 +51,7 @@ def test_every_dialect_is_told_where_the_model_is() -> None:
         "OPENAI_API_BASE": f"{BASE}/v1",
         "OPENAI_API_KEY": "key",
         "ANTHROPIC_BASE_URL": BASE,
+        "ANTHROPIC_API_BASE": BASE,
         "ANTHROPIC_API_KEY": "key",
         "GOOGLE_API_URL": BASE,
         "GOOGLE_GEMINI_BASE_URL": BASE,
@@ -69,8 +72,12 @@ def test_the_agents_variables_win_over_the_runtimes_and_both_over_the_sessions()
     assert (env["A"], env["B"], env["TASK_ID"]) == ("runtime", "agent", "mine")
 
 
+NAMES = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE")
+"""Where two say where the same API is, some clients read only one of them."""
+
+
 def test_no_task_can_lead_its_model_calls_past_the_record() -> None:
-    elsewhere = dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL"), "http://elsewhere")
+    elsewhere = dict.fromkeys(NAMES, "http://elsewhere")
     env = env_of(elsewhere, elsewhere)
     assert "http://elsewhere" not in env.values()
 
@@ -186,3 +193,15 @@ def test_a_deployment_whose_environment_names_a_dead_proxy_works(tmp_path: Path)
     assert result.outcome.state is RolloutState.COMPLETED, result.outcome
     assert result.reward is not None
     assert result.reward.outcome == 1.0
+
+
+def test_settings_of_git_come_after_the_tasks_own() -> None:
+    own = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "a.b", "GIT_CONFIG_VALUE_0": "c"}
+    named = {"GIT_CONFIG_COUNT": "2", "GIT_CONFIG_KEY_1": "user.name", "GIT_CONFIG_VALUE_1": "x"}
+    assert git_settings(own, {"user.name": "x"}) == named
+
+
+@pytest.mark.parametrize("count", ["abc", "-5", "1.5", "\u0661"])
+def test_a_count_of_gits_settings_that_is_no_number_is_said_in_one_line(count: str) -> None:
+    with pytest.raises(HarnessFault, match=f"^GIT_CONFIG_COUNT is '{count}', which is no number; set it right"):
+        git_settings({"GIT_CONFIG_COUNT": count}, {"user.name": "x"})

@@ -51,30 +51,47 @@ def test_gemini_cli_logs_in_by_its_settings_and_has_a_models_name(make_context: 
     (step,) = preset.steps(context)
     assert "--model=Qwen/Qwen3.5-4B" in step.command
     assert step.env["GEMINI_CLI_HOME"].endswith("/.polarq/gemini_cli")
+    # Neither a repository's settings nor its `.env` lead it elsewhere.
+    assert step.env["GEMINI_CLI_SYSTEM_SETTINGS_PATH"] == f"{context.layout.session_dir}{path}"
+    held = {"GOOGLE_VERTEX_BASE_URL": context.base_url, "CODE_ASSIST_ENDPOINT": context.base_url, "HTTPS_PROXY": ""}
+    assert step.env.items() >= {**held, "GEMINI_TELEMETRY_ENABLED": "false"}.items()
 
 
 @pytest.mark.parametrize(
-    ("dialect", "login"),
+    ("dialect", "login", "ending", "key"),
     [
-        (None, "openai"),
-        ("openai_chat", "openai"),
-        ("openai_responses", "openai-responses"),
-        ("anthropic_messages", "anthropic"),
+        (None, "openai", "/v1", "OPENAI_API_KEY"),
+        ("openai_chat", "openai", "/v1", "OPENAI_API_KEY"),
+        ("openai_responses", "openai-responses", "/v1", "OPENAI_API_KEY"),
+        ("anthropic_messages", "anthropic", "", "ANTHROPIC_API_KEY"),
     ],
 )
 def test_qwen_code_logs_in_to_the_api_that_it_is_to_speak(
-    make_context: MakeContext, dialect: str | None, login: str
+    make_context: MakeContext, dialect: str | None, login: str, ending: str, key: str
 ) -> None:
-    settings = {"dialect": dialect, "max_turns": 9, "max_tool_calls": 0, "max_retries": 0, "context_window": 32_000}
+    settings: dict[str, Any] = {
+        "dialect": dialect,
+        "max_turns": 9,
+        "max_tool_calls": 0,
+        "max_retries": 0,
+        "context_window": 32_000,
+    }
+    settings["config"] = {"model": {"generationConfig": {"maxRetries": 5, "samplingParams": {"top_p": 0.5}}}}
     preset, context = made(make_context, "qwen_code", settings=settings)
     path, found = only_file(preset, context)
     assert path == "/.polarq/qwen_code/settings.json"
     assert found["security"]["auth"]["selectedType"] == login
-    assert found["model"]["generationConfig"] == {"contextWindowSize": 32_000, "maxRetries": 0}
+    generation = {"contextWindowSize": 32_000, "maxRetries": 0, "samplingParams": {"top_p": 0.5}}
+    assert found["model"]["generationConfig"] == generation
+    provider = {"id": "Qwen/Qwen3.5-4B", "name": "Qwen/Qwen3.5-4B", "envKey": key, "generationConfig": generation}
+    assert found["modelProviders"] == {login: [{**provider, "baseUrl": f"{context.base_url}{ending}"}]}
     far = {"httpUrl": "http://127.0.0.1:9/mcp", "trust": True, "alwaysLoadTools": True}
     assert found["mcpServers"]["far"] == far, "its tools are in the first request"
     (step,) = preset.steps(context)
     assert {f"--auth-type={login}", "--max-session-turns=9", "--max-tool-calls=0"} <= set(step.command)
+    # Neither a repository's settings nor its `.env` lead it elsewhere.
+    assert step.env["QWEN_CODE_SYSTEM_SETTINGS_PATH"] == f"{context.layout.session_dir}{path}"
+    assert step.env.items() >= {"HTTPS_PROXY": "", "OPENAI_API_KEY": "secret"}.items()
 
 
 @pytest.mark.parametrize(
@@ -91,7 +108,7 @@ def test_opencode_reaches_the_model_by_the_client_of_its_dialect(
 ) -> None:
     settings = {"dialect": dialect, "max_steps": 12, "config": {"small_model": "x/y", "theme": "dark"}}
     preset, context = made(make_context, "opencode", settings=settings)
-    _, found = only_file(preset, context)
+    file, found = only_file(preset, context)
     provider = found["provider"]["polarq"]
     assert provider["npm"] == client
     assert provider["options"] == {"baseURL": f"{context.base_url}{path}", "apiKey": "secret"}
@@ -101,6 +118,9 @@ def test_opencode_reaches_the_model_by_the_client_of_its_dialect(
     assert found["mcp"]["files"] == {"type": "local", "command": ["files-server", "--root", "/x y"], "enabled": True}
     (step,) = preset.steps(context)
     assert any(word.startswith("--title=") for word in step.command), "else it asks the model for one"
+    # What it reads last: neither a repository's own file nor a model of another provider wins over it.
+    assert f"{context.layout.session_dir}{file}" == f"{step.env['OPENCODE_CONFIG_DIR']}/opencode.json"
+    assert (found["enabled_providers"], found["disabled_providers"]) == (["polarq"], [])
 
 
 def test_in_both_files_ours_holds_however_deep() -> None:

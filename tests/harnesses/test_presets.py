@@ -187,8 +187,8 @@ def test_claude_code_is_told_of_model_servers_and_limits_by_options_and_variable
     }
     context = make_context(agent=spec)
     preset = ClaudeCodeHarness(AgentSpec.parse(spec))
-    [(path, data)] = preset.files(context).items()
-    assert json.loads(data)["mcpServers"] == {
+    path = f"{preset.folder(context.layout)}/mcp.json"
+    assert json.loads(preset.files(context)[path])["mcpServers"] == {
         "files": {"command": "files-server", "args": ["--root", "/x y"], "alwaysLoad": True},
         "far": {"type": "http", "url": "http://127.0.0.1:9/mcp", "alwaysLoad": True},
         "old": {"type": "sse", "url": "http://127.0.0.1:9/sse", "alwaysLoad": True},
@@ -199,6 +199,28 @@ def test_claude_code_is_told_of_model_servers_and_limits_by_options_and_variable
     )
     assert (step.env["MAX_THINKING_TOKENS"], step.env["ANTHROPIC_DEFAULT_HAIKU_MODEL"]) == ("0", "--model")
     assert step.stdin == b"Do it."
+
+
+def test_a_repositorys_settings_do_not_lead_claude_code_to_another_server(make_context: MakeContext) -> None:
+    context = make_context(agent={"harness": "claude_code", "env": {"HTTPS_PROXY": "http://corporate:3128"}})
+    preset = ClaudeCodeHarness(AgentSpec.parse({"harness": "claude_code"}))
+    (step,) = preset.steps(context)
+    (path,) = [word.partition("=")[2] for word in step.command if word.startswith("--settings=")]
+    settings = json.loads(preset.files(context)[path])
+    # Variables of its settings win over its own environment's, and those of the command line's over the repository's.
+    planted = {
+        "ANTHROPIC_BASE_URL": context.base_url,
+        "ANTHROPIC_API_KEY": "secret",
+        "ANTHROPIC_AUTH_TOKEN": "",
+        "CLAUDE_CODE_USE_BEDROCK": "",
+        "CLAUDE_CODE_ENABLE_TELEMETRY": "",
+        "HTTPS_PROXY": "http://corporate:3128",
+        "HTTP_PROXY": "",
+        "NO_PROXY": context.env["NO_PROXY"],
+        **step.env,
+    }
+    assert settings["env"].items() >= planted.items()
+    assert settings["apiKeyHelper"] == ""
 
 
 async def test_skills_are_copied_to_where_the_program_looks(

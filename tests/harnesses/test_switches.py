@@ -60,12 +60,12 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "openhands_cli": {**PRICE_LIST, "GIT_CONFIG_VALUE_0": "https://github.com/OpenHands/extensions"},
     "aider": {
         **PRICE_LIST,
-        "analytics": False,
-        "auto-commits": False,
-        "check-update": False,
-        "dirty-commits": False,
-        "show-release-notes": False,
-        "suggest-shell-commands": False,
+        "--no-analytics": "",
+        "--no-auto-commits": "",
+        "--no-check-update": "",
+        "--no-dirty-commits": "",
+        "--no-show-release-notes": "",
+        "--no-suggest-shell-commands": "",
     },
     "terminus_2": PRICE_LIST,
     "goose": {
@@ -103,7 +103,8 @@ def told(preset: Preset, context: Any) -> dict[str, Any]:
     """All that the program is told, by variable, option, or path in a configuration file."""
     (step,) = preset.steps(context)
     found: dict[str, Any] = dict(step.env)
-    found |= dict(word.split("=", 1) for word in step.command if word.startswith("--") and "=" in word)
+    options = (word.partition("=") for word in step.command if word.startswith("--"))
+    found |= {name: value for name, _, value in options}
     for path, data in preset.files(context).items():
         if reader := READERS.get(path.rpartition(".")[2]):
             found |= dict(flat(reader(data.decode())))

@@ -7,10 +7,14 @@ end and the last message loses its reminder, so that no prompt continues the one
 It exits with 0 whatever happened (a refused call, an overflow, an empty answer): the proxy's view decides. Commits are
 off, and with them the two calls for each message; so are URLs in the instruction, which it would open, and commands
 that the model suggests, which it runs for nobody who is not there.
+
+It reads a repository's .aider.conf.yml, .env (also for its own options, and over the environment) and
+.aider.model.settings.yml: options of the command line, and files that they name, win over all of them.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -22,12 +26,15 @@ from polarq.contracts.specs import AgentSpec
 from polarq.errors import HarnessFault, InvalidTask
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, as_yaml, git_settings, given
-from polarq_worker.harnesses.environment import model_env
+from polarq_worker.harnesses.environment import held
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
 from polarq_worker.runtimes.base import ExecResult, Runtime
 
+_ANY_MODEL = "aider/extra_params"
+"""Its name for settings of every model."""
+_ADDRESS_OPTIONS = ("OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 _SHELL_S = 60.0
 _PROVIDERS = {"openai_chat": "openai", "anthropic_messages": "anthropic"}
 _NO_REPOSITORY = 3
@@ -96,7 +103,8 @@ class AiderHarness(Preset):
         await super().setup(runtime, context)
 
     def command(self, context: HarnessContext) -> Sequence[str]:
-        return [f"--config={self._path(context, 'config.yml')}"]
+        own = [flag for key, value in self.options(context).items() for flag in _flags(key, value)]
+        return [f"--config={self._path(context, 'config.yml')}", *own]
 
     def environment(self, context: HarnessContext) -> Mapping[str, str]:
         # It writes a name into the repository's configuration where there is none.
@@ -109,18 +117,22 @@ class AiderHarness(Preset):
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         return {
-            self._path(context, "config.yml"): as_yaml(self.config(context)),
+            self._path(context, "config.yml"): as_yaml(self.settings.config),
+            self._path(context, "held.env"): self._variables(context).encode(),
             self._path(context, "models.json"): as_json({self._model: self._metadata()}),
+            self._path(context, "models.yml"): as_yaml([{"name": _ANY_MODEL, "extra_params": self._address(context)}]),
             self._path(context, "message.txt"): _message(context.task.instruction).encode(),
         }
 
-    def config(self, context: HarnessContext) -> dict[str, Any]:
+    def options(self, context: HarnessContext) -> dict[str, Any]:
+        """Its own words for what it is told, without what it is not."""
         wanted = self.settings
-        # A `.env` in the repository would override variables, but not this.
-        addresses = [f"{name}={context.env[name]}" for name in model_env("", "") if name in context.env]
         own = {
             "model": self._model,
-            "set-env": addresses,
+            "env-file": self._path(context, "held.env"),
+            # What is said here is not read from any file.
+            "set-env": ["LITELLM_LOCAL_MODEL_COST_MAP=True"],
+            "model-settings-file": self._path(context, "models.yml"),
             "message-file": self._path(context, "message.txt"),
             # With an entry for its model it asks no server for a list of models.
             "model-metadata-file": self._path(context, "models.json"),
@@ -156,7 +168,7 @@ class AiderHarness(Preset):
             "fancy-input": False,
             "notifications": False,
         }
-        return {**wanted.config, **given(own)}
+        return given(own)
 
     async def results(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> Mapping[str, Any]:
         """Its cache, which lies in the work tree, is no work of the agent's."""
@@ -175,12 +187,27 @@ class AiderHarness(Preset):
         """With the provider in front by which it chooses its client."""
         return f"{_PROVIDERS[self.dialect]}/{self.model}"
 
+    def _address(self, context: HarnessContext) -> dict[str, str]:
+        """What every call is made with, whatever else says where the model is: LiteLLM has two words for it."""
+        url = context.base_url if self.dialect == "anthropic_messages" else f"{context.base_url}/v1"
+        return {"api_base": url, "base_url": url, "api_key": context.api_key}
+
+    def _variables(self, context: HarnessContext) -> str:
+        options = {f"AIDER_{name}": context.env[name] for name in _ADDRESS_OPTIONS}
+        return "".join(f"{name}={shlex.quote(value)}\n" for name, value in (held(context.env) | options).items())
+
     def _metadata(self) -> dict[str, Any]:
         known = {"litellm_provider": _PROVIDERS[self.dialect], "mode": "chat"}
         return given({**known, "max_input_tokens": self.settings.context_window})
 
     def _path(self, context: HarnessContext, name: str) -> str:
         return f"{self.folder(context.layout)}/{name}"
+
+
+def _flags(key: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{key}" if value else f"--no-{key}"]
+    return [f"--{key}={one}" for one in (value if isinstance(value, list) else [value])]
 
 
 def _message(instruction: str) -> str:

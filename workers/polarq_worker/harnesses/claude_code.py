@@ -2,6 +2,9 @@
 
 The instruction comes on standard input, so that it may be as long as it likes. The program's own traffic beside the
 model is off, and every name of a model that it may ask for is the task's.
+
+Variables that a repository's .claude/settings.json sets win over the program's own: those that say where the model is
+stand in settings of the command line too, which win over the repository's.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from pydantic import Field
 from polarq.contracts.rollout import HarnessReport, StepReport
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json
+from polarq_worker.harnesses.environment import held
 from polarq_worker.harnesses.preset import Preset, PresetSettings, mcp_entry
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -23,6 +27,16 @@ from polarq_worker.runtimes.base import Runtime
 
 LIMITS = {"error_max_turns", "error_max_budget_usd"}
 """What it says when it stopped at a limit."""
+ELSEWHERE = (
+    "ANTHROPIC_AUTH_TOKEN",
+    "ANTHROPIC_CUSTOM_HEADERS",
+    "CLAUDE_CODE_ENABLE_TELEMETRY",
+    "CLAUDE_CODE_OAUTH_TOKEN",
+    "CLAUDE_CODE_USE_BEDROCK",
+    "CLAUDE_CODE_USE_FOUNDRY",
+    "CLAUDE_CODE_USE_VERTEX",
+)
+"""Variables by which it asks another server, or tells one what it does."""
 
 
 class ClaudeCodeSettings(PresetSettings):
@@ -73,6 +87,7 @@ class ClaudeCodeHarness(Preset):
             "--allowed-tools": ",".join(wanted.allowed_tools) or None,
             "--disallowed-tools": ",".join(wanted.disallowed_tools) or None,
             "--mcp-config": self._mcp_path(context) if self.spec.mcp_servers else None,
+            "--settings": self._settings_path(context),
         }
         given = [f"{name}={value}" for name, value in options.items() if value is not None]
         return ["-p", "--verbose", "--output-format=stream-json", "--dangerously-skip-permissions", *given]
@@ -114,11 +129,21 @@ class ClaudeCodeHarness(Preset):
         return str(status) if status in LIMITS else ""
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
+        files = {self._settings_path(context): as_json({"env": self._held(context), "apiKeyHelper": ""})}
         if not self.spec.mcp_servers:
-            return {}
+            return files
         # Else a server's tools are hidden behind a search, and the list of tools grows in the middle of the history.
         servers: dict[str, Any] = {one.name: {**mcp_entry(one), "alwaysLoad": True} for one in self.spec.mcp_servers}
-        return {self._mcp_path(context): as_json({"mcpServers": servers})}
+        return {**files, self._mcp_path(context): as_json({"mcpServers": servers})}
+
+    def _held(self, context: HarnessContext) -> dict[str, str]:
+        """Variables that nothing in the repository may set: as they are, or empty."""
+        elsewhere = {name: context.env.get(name, "") for name in ELSEWHERE}
+        return {**elsewhere, **held(context.env), **self.environment(context)}
+
+    def _settings_path(self, context: HarnessContext) -> str:
+        # `settings.json` there would be the user's, which the repository's win over.
+        return f"{self.folder(context.layout)}/rollout.json"
 
     def _mcp_path(self, context: HarnessContext) -> str:
         return f"{self.folder(context.layout)}/mcp.json"

@@ -9,6 +9,8 @@ from typing import Any
 import tomli_w
 import yaml
 
+from polarq.errors import HarnessFault
+
 
 def as_json(data: Mapping[str, Any]) -> bytes:
     return json.dumps(data, indent=2, ensure_ascii=True).encode()
@@ -19,9 +21,10 @@ def as_toml(data: Mapping[str, Any]) -> bytes:
     return tomli_w.dumps(given(data)).encode("utf-8", "backslashreplace")
 
 
-def as_yaml(data: Mapping[str, Any]) -> bytes:
+def as_yaml(data: Mapping[str, Any] | list[Any]) -> bytes:
     """Printable ASCII: of the rest of Unicode, YAML folds or refuses some characters."""
-    return yaml.safe_dump(dict(data), allow_unicode=False, sort_keys=False).encode()
+    plain = dict(data) if isinstance(data, Mapping) else data
+    return yaml.safe_dump(plain, allow_unicode=False, sort_keys=False).encode()
 
 
 def given(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,8 +41,12 @@ def table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def git_settings(env: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-    """Variables that set these for git, on top of what such variables of `env` set."""
-    first = int(env.get("GIT_CONFIG_COUNT") or 0)
+    """Variables that set these for git, on top of what such variables of `env` set. Raises `HarnessFault` for a count
+    that git would refuse too."""
+    count = env.get("GIT_CONFIG_COUNT") or "0"
+    if not (count.isascii() and count.isdigit()):
+        raise HarnessFault(f"GIT_CONFIG_COUNT is '{count}', which is no number; set it right in the task's environment")
+    first = int(count)
     named: dict[str, str] = {}
     for number, (key, value) in enumerate(settings.items(), first):
         named |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from polarq.contracts.specs import RuntimeSpec
 from polarq.contracts.task import Task
-from polarq_worker.network.way_out import OPEN, WayOut, excepted, exceptions
+from polarq_worker.network.way_out import OPEN, PROXY_VARIABLES, WayOut, excepted, exceptions
 from polarq_worker.runtimes.base import SandboxLayout
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -23,12 +23,21 @@ def model_env(base_url: str, api_key: str) -> dict[str, str]:
         "OPENAI_API_BASE": f"{base_url}/v1",
         "OPENAI_API_KEY": api_key,
         "ANTHROPIC_BASE_URL": base_url,
+        # LiteLLM's own word, which it takes before the other.
+        "ANTHROPIC_API_BASE": base_url,
         "ANTHROPIC_API_KEY": api_key,
         "GOOGLE_API_URL": base_url,
         "GOOGLE_GEMINI_BASE_URL": base_url,
         "GOOGLE_API_KEY": api_key,
         "GEMINI_API_KEY": api_key,
     }
+
+
+def held(env: Mapping[str, str]) -> dict[str, str]:
+    """Of a harness's variables those by which its model calls find their way, empty where it has none: no file of a
+    repository may change them."""
+    names = (*model_env("", ""), *exceptions(()), *PROXY_VARIABLES)
+    return {name: env.get(name, "") for name in names}
 
 
 def harness_env(

@@ -2,6 +2,11 @@
 
 It always gets a model's name (without one it first asks a small model which to take), and the way to log in by its
 settings: without that it does not start.
+
+Its settings are named as the system's too, which win over those of a repository's .gemini where the program trusts
+the file (root's alone, with all folders above it). Elsewhere a repository may choose another way to log in: the servers
+of those are the model's address, so that such a call fails and goes nowhere else. What a `.env` says of a variable that
+is set is not taken.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from polarq.contracts.rollout import HarnessReport
 from polarq.contracts.specs import McpServerSpec
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, given, merged
+from polarq_worker.harnesses.environment import held
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -22,6 +28,8 @@ from polarq_worker.harnesses.verdicts import CallsSeen, exit_code
 
 TURN_LIMIT = 53
 """Its exit code."""
+OTHER_LOGINS = ("GOOGLE_VERTEX_BASE_URL", "CODE_ASSIST_ENDPOINT")
+"""Variables that say where the servers of its other ways to log in are."""
 
 
 class GeminiCliSettings(PresetSettings):
@@ -59,7 +67,11 @@ class GeminiCliHarness(Preset):
 
     def environment(self, context: HarnessContext) -> Mapping[str, str]:
         return {
+            **held(context.env),
             "GEMINI_CLI_HOME": self.folder(context.layout),
+            "GEMINI_CLI_SYSTEM_SETTINGS_PATH": self._settings_path(context),
+            "GEMINI_TELEMETRY_ENABLED": "false",
+            **dict.fromkeys(OTHER_LOGINS, context.base_url),
             # Else it starts itself again to have more memory.
             "GEMINI_CLI_NO_RELAUNCH": "true",
         }
@@ -68,7 +80,7 @@ class GeminiCliHarness(Preset):
         return f"{self.folder(context.layout)}/.gemini/skills"
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
-        return {f"{self.folder(context.layout)}/.gemini/settings.json": as_json(self.config())}
+        return {self._settings_path(context): as_json(self.config())}
 
     def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
         return "max_turns" if exit_code(report) == TURN_LIMIT else ""
@@ -90,6 +102,9 @@ class GeminiCliHarness(Preset):
             "mcpServers": {server.name: _mcp(server) for server in self.spec.mcp_servers},
         }
         return merged(self.settings.config, own)
+
+    def _settings_path(self, context: HarnessContext) -> str:
+        return f"{self.folder(context.layout)}/.gemini/settings.json"
 
 
 def _mcp(server: McpServerSpec) -> dict[str, Any]:

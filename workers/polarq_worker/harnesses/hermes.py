@@ -33,6 +33,8 @@ MODES = {
 }
 """Hermes's name for a dialect, and what its address ends in."""
 PROVIDER = "custom:polarq"
+TURNS = 90
+"""Its own limit in this mode."""
 FRESH = {
     "memory": {"memory_enabled": False, "user_profile_enabled": False},
     "skills": {"creation_nudge_interval": 0},

@@ -95,7 +95,6 @@ class OpenCodeHarness(Preset):
     def environment(self, context: HarnessContext) -> Mapping[str, str]:
         folder = self.folder(context.layout)
         return {
-            "OPENCODE_CONFIG": self._config_path(context),
             "OPENCODE_CONFIG_DIR": f"{folder}/config",
             "XDG_DATA_HOME": f"{folder}/data",
             "XDG_STATE_HOME": f"{folder}/state",
@@ -132,6 +131,9 @@ class OpenCodeHarness(Preset):
         steps = {} if wanted.max_steps is None else {wanted.agent or "build": {"steps": wanted.max_steps}}
         own = {
             "provider": {PROVIDER: provider},
+            # A model of another's would be asked past the record.
+            "enabled_providers": [PROVIDER],
+            "disabled_providers": [],
             "model": name,
             "small_model": name,
             "autoupdate": False,
@@ -143,7 +145,8 @@ class OpenCodeHarness(Preset):
         return merged(wanted.config, given(own))
 
     def _config_path(self, context: HarnessContext) -> str:
-        return f"{self.folder(context.layout)}/opencode.json"
+        # This folder is read last: a file that OPENCODE_CONFIG names comes before the repository's, which win over it.
+        return f"{self.folder(context.layout)}/config/opencode.json"
 
 
 def _mcp(server: McpServerSpec) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Harness `qwen_code`: Qwen Code, over Chat Completions, Responses or Messages."""
+"""Harness `qwen_code`: Qwen Code, over Chat Completions, Responses or Messages.
+
+Its settings are the system's, which win over those of a repository's .qwen; and what a `.env` there says of a variable
+that is set is not taken.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from pydantic import Field
 from polarq.contracts.rollout import HarnessReport
 from polarq.contracts.specs import McpServerSpec
 from polarq_worker.harnesses.base import HarnessContext
-from polarq_worker.harnesses.configs import as_json, given, merged
+from polarq_worker.harnesses.configs import as_json, given, merged, table
+from polarq_worker.harnesses.environment import held
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -71,34 +76,51 @@ class QwenCodeHarness(Preset):
 
     def environment(self, context: HarnessContext) -> Mapping[str, str]:
         return {
+            **held(context.env),
             "QWEN_HOME": self.folder(context.layout),
+            "QWEN_CODE_SYSTEM_SETTINGS_PATH": self._settings_path(context),
+            "QWEN_TELEMETRY_ENABLED": "false",
             "OPENAI_MODEL": self.model,
             "ANTHROPIC_MODEL": self.model,
             "QWEN_CODE_NO_RELAUNCH": "true",
         }
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
-        return {f"{self.folder(context.layout)}/settings.json": as_json(self.config())}
+        return {self._settings_path(context): as_json(self.config(context))}
 
     def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:
         return LIMITS.get(exit_code(report), "")
 
-    def config(self) -> dict[str, Any]:
+    def config(self, context: HarnessContext) -> dict[str, Any]:
         """Its settings.json."""
         wanted = self.settings
-        model = {
-            "name": self.model,
-            "generationConfig": {"contextWindowSize": wanted.context_window, "maxRetries": wanted.max_retries},
-        }
+        limits = {"contextWindowSize": wanted.context_window, "maxRetries": wanted.max_retries}
+        generation = merged(table(table(wanted.config, "model"), "generationConfig"), given(limits))
         own = {
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
             "general": {"enableAutoUpdate": False},
             "security": {"auth": {"selectedType": LOGINS[self.dialect]}},
-            "model": given(model),
+            "model": {"name": self.model, "generationConfig": generation},
+            # One of the repository's would win over every variable.
+            "modelProviders": {LOGINS[self.dialect]: [self._provider(context, generation)]},
             "mcpServers": {server.name: _mcp(server) for server in self.spec.mcp_servers},
         }
         return merged(wanted.config, own)
+
+    def _provider(self, context: HarnessContext, generation: Mapping[str, Any]) -> dict[str, Any]:
+        """Its model, with where that is. What else holds for a model is read from here alone."""
+        anthropic = self.dialect == "anthropic_messages"
+        return {
+            "id": self.model,
+            "name": self.model,
+            "baseUrl": context.base_url if anthropic else f"{context.base_url}/v1",
+            "envKey": "ANTHROPIC_API_KEY" if anthropic else "OPENAI_API_KEY",
+            "generationConfig": generation,
+        }
+
+    def _settings_path(self, context: HarnessContext) -> str:
+        return f"{self.folder(context.layout)}/settings.json"
 
 
 def _mcp(server: McpServerSpec) -> dict[str, Any]:

@@ -139,7 +139,8 @@ def _top_level(sight: Sight) -> Iterator[str]:
         elif path in sight.hidden:
             yield from ("--dir", path)
         elif os.path.exists(path):
-            yield from ("--ro-bind", path, path)
+            # What another program has made there for a moment may be gone by then.
+            yield from ("--ro-bind-try", path, path)
 
 
 def _beneath(sight: Sight, own: Sequence[str]) -> Iterator[str]:
