@@ -9,8 +9,8 @@ from polarq.registry import plugin
 
 def check_agent(spec: AgentSpec) -> None:
     """Raises `InvalidTask` for settings, servers or skills that its preset refuses. A preset that is not installed here
-    says nothing: the node's own looks at it again."""
-    if spec.harness is None:
+    says nothing: the node's own looks at it again. A command has no preset, and nothing is loaded for it."""
+    if spec.harness is None or spec.custom_shell is not None:
         return
     try:
         preset = plugin("harnesses", spec.harness)

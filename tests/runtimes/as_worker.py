@@ -78,8 +78,9 @@ async def main(backend: str, folder: Path) -> dict[str, Any]:
     said: dict[str, Any] = {}
     try:
         await runtime.start()
-        await runtime.put_bytes(GIT, "/polar/session/stubs/git", 0o755)
-        path = (await runtime.exec('printf %s "/polar/session/stubs:$PATH"', timeout_s=LONG_S)).stdout_text
+        stubs = f"{runtime.layout.session_dir}/stubs"
+        await runtime.put_bytes(GIT, f"{stubs}/git", 0o755)
+        path = (await runtime.exec(f'printf %s "{stubs}:$PATH"', timeout_s=LONG_S)).stdout_text
         for name, (command, fed) in SHELL.items():
             spec = {"harness": "shell", "custom_shell": {"command": command}, "settings": {"instruction_on_stdin": fed}}
             said[name] = await ran(plugin("harnesses", "shell"), spec, runtime, path)

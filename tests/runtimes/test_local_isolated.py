@@ -304,7 +304,9 @@ async def test_a_start_that_its_stop_overtakes_leaves_no_process_no_group_and_no
     kept = await prepared.snapshot("recipe")
     await prepared.stop()
     limits = {"memory_mb": 100, "cpus": 1.0} if {"memory", "cpu"} <= set(cgroups.usable()) else {}
-    overtaken, others = made(tmp_path, "overtaken", **limits), groups_of("overtaken")
+    # A name that no other test has: their sandboxes start and stop beside this one.
+    name = f"overtaken-{turns}"
+    overtaken = made(tmp_path, name, **limits)
     starting = asyncio.ensure_future(overtaken.start(snapshot=kept.reference))
     for _ in range(turns):
         # Something of it has gone on.
@@ -313,8 +315,9 @@ async def test_a_start_that_its_stop_overtakes_leaves_no_process_no_group_and_no
     with suppress(RuntimeFault):
         await starting
     assert not overtaken.root.exists()
-    assert groups_of("overtaken") == others
-    assert str(overtaken.root) not in _command_lines()
+    assert groups_of(name) == set()
+    # On a busy machine the kernel shows one that was killed for a moment more.
+    await until(lambda: str(overtaken.root) not in _command_lines())
     assert [path.name for path in (tmp_path / "state/runtimes/local/sandboxes").iterdir()] == []
 
 

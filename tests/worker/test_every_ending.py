@@ -37,6 +37,7 @@ WAYS = {
     Ending.COMPLETED: Way(ask(2), B.NONE),
     Ending.AGENT_FAILED: Way(f"{ask()}\nexit 3", B.HARNESS),
     Ending.AGENT_TIMED_OUT: Way(f"{ask()}\n{SLEEP}", B.HARNESS, {"timeouts": {"agent_s": 5}}),
+    Ending.AGENT_LIMIT: Way(ask(2), B.HARNESS, {"model": {"max_calls": 1}}),
     Ending.TRUNCATED: Way(ask(), B.HARNESS, {"model": {"max_tokens": 1}}),
     Ending.OVERFLOW: Way(LONG, B.HARNESS),
     Ending.PARSER_INVALID_CALL: Way(ask(), B.HARNESS, {"instruction": "[script: unreadable_call] Look."}),

@@ -34,7 +34,7 @@ MODES = {
 """Hermes's name for a dialect, and what its address ends in."""
 PROVIDER = "custom:polarq"
 TURNS = 90
-"""Its own limit in this mode."""
+"""Where it stops; without a terminal it can be told no other number."""
 FRESH = {
     "memory": {"memory_enabled": False, "user_profile_enabled": False},
     "skills": {"creation_nudge_interval": 0},
@@ -51,10 +51,6 @@ from hermes_cli.main import main
 
 sys.exit(main())
 """
-
-
-TURNS = 90
-"""Where it stops; without a terminal it can be told no other number."""
 
 
 class HermesSettings(PresetSettings):
