@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from polarq.contracts.specs import McpServerSpec
 from polarq_worker.harnesses.base import HarnessContext
@@ -38,6 +38,15 @@ class CodexSettings(PresetSettings):
     """Added to its own, as a developer's message."""
     config: dict[str, Any] = {}
     """More of its config.toml; polarq's own keys win."""
+
+    @field_validator("config")
+    @classmethod
+    def _fits_toml(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            as_toml(value)
+        except (TypeError, ValueError) as exc:
+            raise ValueError(f"TOML cannot hold it: {exc}") from None
+        return value
 
 
 class CodexHarness(Preset):
