@@ -75,13 +75,17 @@ def test_another_version_is_installed_where_a_task_asks_and_refused_beyond_the_r
         made(name, settings={"version": "newest"})
 
 
+def test_a_configuration_that_toml_cannot_hold_is_refused_in_one_line() -> None:
+    with pytest.raises(InvalidTask, match=r"config: TOML cannot hold it: .*NoneType"):
+        made("codex", settings={"config": {"notify": ["a", None]}})
+    made("codex", settings={"config": {"notify": None}})
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_what_a_program_cannot_be_told_is_refused_in_one_line(name: str) -> None:
     preset = plugin("harnesses", name)
     with pytest.raises(InvalidTask, match=r"top_k: .* cannot be told; set it in the task's model\.sampling"):
         made(name, settings={"top_k": 3})
-    with pytest.raises(InvalidTask, match="config: TOML cannot hold it: .*NoneType"):
-        made("codex", settings={"config": {"notify": ["a", None]}})
     with pytest.raises(InvalidTask, match="unknown key 'no_such_setting'"):
         made(name, settings={"no_such_setting": 1})
     with pytest.raises(InvalidTask, match=rf"settings\.dialect: {preset.title} does not speak 'latin'"):
