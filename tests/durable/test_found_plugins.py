@@ -60,8 +60,6 @@ def the_worker_goes_on(stack: LocalStack, after: str) -> None:
         ("no reward", Boundary.EVALUATOR),
         ("not a number", Boundary.EVALUATOR),
         ("object", Boundary.EVALUATOR),
-        ("deep", Boundary.EVALUATOR),
-        ("surrogate", Boundary.STORE),
     ],
 )
 def test_an_evaluator_that_misbehaves_ends_its_rollout_and_keeps_what_was_sampled(
@@ -77,6 +75,15 @@ def test_an_evaluator_that_misbehaves_ends_its_rollout_and_keeps_what_was_sample
     assert result.trajectory is not None
     assert result.trajectory.fidelity.calls == 1
     the_worker_goes_on(stack, task_id)
+
+
+@pytest.mark.parametrize(("how", "kept"), [("deep", {"left_out_of_report": ["a"]}), ("surrogate", {"x": "?"})])
+def test_evidence_that_cannot_be_stored_costs_no_verdict(stack: LocalStack, how: str, kept: dict[str, Any]) -> None:
+    evaluator = {"strategy": f"{MODULE}:Misbehaves", "config": {"how": how}}
+    result = the_end_of(stack, f"evidence-{how}", evaluator=evaluator)
+    assert (result.outcome.state, result.outcome.trainable) == (RolloutState.COMPLETED, True)
+    assert result.reward is not None
+    assert (result.reward.outcome, result.reward.report) == (1.0, kept)
 
 
 def test_a_builder_that_breaks_off_ends_its_rollout(stack: LocalStack) -> None:

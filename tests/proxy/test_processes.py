@@ -25,6 +25,7 @@ from polarq.ledger.keys import Keys
 from polarq.store.completions import read_completions
 from polarq.store.grants import GrantSpec, open_grant
 from polarq.testing.inference import Scenario, Script, ScriptedInference, Turn
+from polarq.testing.ports import free_port
 from polarq_proxy.carriers import PEEKED, session_in_head
 from polarq_proxy.front import owner_of
 from polarq_proxy.serve import connect
@@ -236,8 +237,8 @@ async def test_a_killed_front_takes_its_processes_along_and_the_next_start_clear
 def test_a_taken_port_of_the_operators_side_is_the_last_line_and_nobody_is_left(
     redis_url: str, tmp_path: Path, process: int
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, TemporaryDirectory(prefix="pq") as folder:
-        port = taken.getsockname()[1]
+    port = two_free_ports() + process
+    with socket.create_server(("127.0.0.1", port)), TemporaryDirectory(prefix="pq") as folder:
         path = topology(tmp_path, proxy={"processes": PROCESSES, "admin_port": port - process})
         told = failed_start(redis_url, path, folder)
         which = f"proxy.admin_port ({port - 1}; each process has the next one)" if process else "proxy.admin_port"
@@ -252,6 +253,14 @@ def test_a_taken_port_is_the_last_line_with_several_processes_too(redis_url: str
         assert failed_start(redis_url, path, folder, "--port", str(port)) == (
             f"127.0.0.1:{port} is taken: stop what listens there, or change the node's port in the topology"
         )
+
+
+def two_free_ports() -> int:
+    """The first of two that follow each other."""
+    first, second = free_port(), free_port()
+    while second != first + 1:
+        first, second = second, free_port()
+    return first
 
 
 def failed_start(redis_url: str, path: Path, folder: str, *more: str) -> str:
