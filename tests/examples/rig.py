@@ -89,7 +89,9 @@ def script(harness: str, name: str, *turns: Turn) -> Script:
     """The turns, the program's own last one, and before them what it makes up itself."""
     known = load(harness)
     made_up = (Turn(content="Never asked for."),) * known.before
-    return Script(name=name, turns=(*made_up, *turns, known.turns[-1]))
+    # One that makes up answers makes up one more where a file that the instruction names is there.
+    told = turns * 2 if made_up else turns
+    return Script(name=name, turns=(*made_up, *told, known.turns[-1]))
 
 
 def images(stack: LocalStack, rollout_id: str) -> list[list[str]]:
