@@ -48,6 +48,7 @@ class PrepareAction(Contract):
     """Path inside the sandbox (upload_*)."""
     command: str | None = None
     cwd: str | None = None
+    """None: the session directory, also where the runtime has a `workdir`."""
     env: Env | None = None
     max_attempts: int = Field(1, ge=1, le=10)
     retry_backoff_seconds: float = Field(0.0, ge=0, le=60)
