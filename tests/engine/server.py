@@ -12,10 +12,13 @@ All that the environment says is read here:
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import httpx
 import pytest
@@ -113,8 +116,33 @@ class Server:
 
     def set_weight_version(self, version: str) -> None:
         """Only the name changes; what runs goes on."""
-        body = {"new_version": version, "abort_all_requests": False}
-        httpx.post(f"{self.base_url}/update_weight_version", json=body, timeout=ANSWER_S).raise_for_status()
+        self.control("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+
+    def hold(self) -> None:
+        """What is being sampled stands still and what is asked waits, until `release`."""
+        if self.engine == "vllm":
+            self.control("/pause?mode=keep")
+        else:
+            self.control("/pause_generation", {"mode": "in_place"})
+
+    def release(self) -> None:
+        if self.engine == "vllm":
+            self.control("/resume")
+        else:
+            self.control("/continue_generation", {})
+
+    @asynccontextmanager
+    async def standing_still(self) -> AsyncIterator[None]:
+        """No call ends by itself meanwhile, however slow the rest of the machine is."""
+        await asyncio.to_thread(self.hold)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self.release)
+
+    def control(self, path: str, body: dict[str, Any] | None = None) -> None:
+        """One of the routes by which a trainer steers it."""
+        httpx.post(f"{self.base_url}{path}", json=body, timeout=ANSWER_S).raise_for_status()
 
     def _metric(self, place: int) -> float:
         """The sum over all labels. Skips the test where the server publishes none (SGLang: --enable-metrics)."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 import pytest
@@ -70,24 +69,20 @@ def other(other_dir: Path) -> ReferenceModel:
     return ReferenceModel(other_dir)
 
 
-def control(engine: Server, path: str, body: dict[str, Any] | None = None) -> None:
-    httpx.post(f"{engine.base_url}{path}", json=body, timeout=120).raise_for_status()
-
-
 def swap(engine: Server, weights: Path, version: str) -> None:
     """As a trainer does it: what is being sampled stands still meanwhile, and goes on with the new weights."""
-    control(engine, "/pause?mode=keep")
+    engine.hold()
     try:
         load(engine, weights, version)
     finally:
-        control(engine, "/resume")
+        engine.release()
 
 
 def load(engine: Server, weights: Path, version: str) -> None:
     reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}}
-    control(engine, "/collective_rpc", reload)
-    control(engine, "/reset_prefix_cache")
-    control(engine, "/update_weight_version", {"new_version": version})
+    engine.control("/collective_rpc", reload)
+    engine.control("/reset_prefix_cache")
+    engine.control("/update_weight_version", {"new_version": version})
 
 
 @pytest.fixture
@@ -99,7 +94,7 @@ def swappable(engine: Server, other_dir: Path) -> Iterator[Server]:
     try:
         yield engine
     finally:
-        control(engine, "/resume")
+        engine.release()
         load(engine, engine.checkpoint, before)
 
 
@@ -129,7 +124,7 @@ async def test_weights_that_change_in_the_middle_of_a_call_leave_it_to_no_versio
         session = await proxy.session()
         return session, asyncio.create_task(endless(session, LONG, [], streamed=True))
 
-    async with standing_still(swappable):
+    async with swappable.standing_still():
         session, asking = await caught(swappable, begun, 1)
         await asyncio.to_thread(load, swappable, other_dir, NEW)
     assert (await asking).rstrip().endswith("data: [DONE]")
@@ -183,23 +178,12 @@ async def test_calls_around_a_drained_pause_belong_to_the_weights_before_or_afte
     assert largest < TOLERANCE
 
 
-@asynccontextmanager
-async def standing_still(engine: Server) -> AsyncIterator[None]:
-    """What is asked meanwhile is not sampled but in `some_sampled`: no call ends by itself, however slow the rest of
-    the machine is."""
-    await asyncio.to_thread(control, engine, "/pause?mode=keep")
-    try:
-        yield
-    finally:
-        await asyncio.to_thread(control, engine, "/resume")
-
-
 async def some_sampled(engine: Server, before: float) -> None:
     """A little at a time. A server that samples without a stop may answer nothing else for long on a busy machine."""
     async with asyncio.timeout(EVENTUALLY_S):
         while await read(engine.sampled_tokens) < before + SOME:
-            await asyncio.to_thread(control, engine, "/resume")
-            await asyncio.to_thread(control, engine, "/pause?mode=keep")
+            await asyncio.to_thread(engine.release)
+            await asyncio.to_thread(engine.hold)
 
 
 async def caught(engine: Server, ask_all: Callable[[], Awaitable[T]], calls: int) -> T:
@@ -238,7 +222,7 @@ async def test_a_harness_that_does_not_come_back_frees_the_engine(
     before = await read(swappable.sampled_tokens)
     asked_for = swappable.context - 500
     heard: list[str] = []
-    async with standing_still(swappable):
+    async with swappable.standing_still():
         asking = asyncio.create_task(endless(session, asked_for, heard, streamed=streamed))
         await some_sampled(swappable, before)
         if streamed:
@@ -273,7 +257,7 @@ async def test_a_call_that_a_pause_cuts_goes_on_with_the_new_weights_and_each_id
         body = says("Go.", max_tokens=LONG, temperature=1.0, ignore_eos=True)
         return streaming, whole, watching, asyncio.create_task(whole.ask(body))
 
-    async with standing_still(swappable):
+    async with swappable.standing_still():
         read_on, unread, watching, waiting = await caught(swappable, begun, 2)
         await until(lambda: heard_some(heard))
         await set_pause(redis_client, keys, lease_s=600.0, mode="abort")
