@@ -47,6 +47,17 @@ def test_tools_whose_work_it_notes_in_every_request_are_denied_unless_a_task_wan
     assert (tools["deny"], tools["allow"]) == (["write"], ["exec", "write"])
 
 
+def test_a_temperature_is_said_where_it_is_read_and_tools_of_servers_are_offered_at_once(
+    make_context: MakeContext,
+) -> None:
+    """It passes over `params` of a provider's model."""
+    context = make_context()
+    config = openclaw(settings={"temperature": 0.5, "tool_search": True}).config(context)
+    assert config["agents"] == {"defaults": {"params": {"temperature": 0.5}}}
+    assert config["tools"]["toolSearch"] is True
+    assert openclaw().config(context)["tools"]["toolSearch"] is False
+
+
 def test_its_file_is_where_its_command_says_and_names_its_servers(make_context: MakeContext) -> None:
     servers = [
         {"name": "files", "command": "files-server", "args": ["--root", "/x y"]},

@@ -34,6 +34,7 @@ def refused(*contents: dict[str, Any], **fields: Any) -> CallFault:
         ("publishers/google/models/g:generateContent", "g"),
         ("v1beta1/projects/p/locations/l/publishers/google/models/g:generateContent", "g"),
         ("models/a:b:generateContent", "a:b"),
+        ("Qwen/Qwen3-8B:generateContent", "Qwen/Qwen3-8B"),
     ],
 )
 def test_every_path_of_the_api_names_its_model(path: str, name: str) -> None:

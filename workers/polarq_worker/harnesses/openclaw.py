@@ -43,6 +43,8 @@ class OpenClawSettings(PresetSettings):
     """Tokens that the model takes; the program compacts before they are used up."""
     code_mode: Literal["direct", "auto", "code"] = "direct"
     """Whether tools are called one by one, or from code that the model writes."""
+    tool_search: bool = False
+    """Whether tools of MCP servers have to be searched for by the model, and are not offered before."""
     allow: list[str] | None = None
     """Names of tools that it has; None: those of its coding profile."""
     deny: list[str] = ["message", *FOLLOWED]
@@ -104,18 +106,18 @@ class OpenClawHarness(Preset):
             "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
             "contextWindow": wanted.context_window,
             "maxTokens": wanted.max_tokens,
-            "params": given({"temperature": wanted.temperature}) or None,
         }
         provider = {
             "baseUrl": f"{context.base_url}{ending}",
             "api": api,
             "apiKey": "${OPENAI_API_KEY}",
-            "models": [given(model)],
+            "models": [model],
         }
         own = {
+            "agents": {"defaults": {"params": given({"temperature": wanted.temperature})}},
             "gateway": {"mode": "local"},
             "models": {"mode": "replace", "providers": {"polarq": provider}},
-            "tools": {"allow": wanted.allow, "deny": wanted.deny},
+            "tools": {"allow": wanted.allow, "deny": wanted.deny, "toolSearch": wanted.tool_search},
             "telemetry": {"enabled": False},
             "update": {"checkOnStart": False},
             # It would have each turn put into vectors by a vendor's service.
