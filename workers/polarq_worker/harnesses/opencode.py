@@ -4,8 +4,8 @@ A session gets its title from polarq: else the program asks the model for one be
 `glob` and `skill` need ripgrep, which it would fetch from another host at the first call of one: it is installed too.
 
 A repository's opencode.json and .opencode start servers and tools: they are read with `project_config` only. The switch
-for that has the program pass over AGENTS.md too, which is named to it instead. Files in .opencode/plugin are run by this
-release whatever it is told.
+for that has the program pass over AGENTS.md too, which is named to it instead. Files in .opencode/plugin are run by it
+whatever it is told.
 """
 
 from __future__ import annotations
