@@ -215,7 +215,8 @@ def test_a_full_disk_is_said_as_such_and_the_node_goes_on(small_disk: Path, tmp_
     with LocalStack(tmp_path, scenario=str(scenario), nodes={"node0": {"min_free_disk_mb": 0}}, env=env) as own:
         runtime = {"backend": "local", "prepare": [upload]}
         result = run(own, shell_task("full-upload", "true", runtime=runtime))
-        assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.PREPARE)
+        assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.RUNTIME)
+        assert result.outcome.reason == "disk_full"
         assert "No space left" in result.outcome.message
         result = run(own, shell_task("full-write", f"{ask(1)}\nhead -c 9000000 /dev/zero > big || exit 7"))
         assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.RUNTIME)
