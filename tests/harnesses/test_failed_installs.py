@@ -1,5 +1,5 @@
-"""What comes of installing a program when it goes wrong: one line that says so, nothing half-installed that is taken for
-whole, and the next try installs it."""
+"""What comes of installing a program when it goes wrong: one line that says so, nothing half-installed that is taken
+for whole, and the next try installs it."""
 
 from __future__ import annotations
 
