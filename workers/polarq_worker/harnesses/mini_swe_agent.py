@@ -62,7 +62,7 @@ class MiniSweAgentHarness(Preset):
     name: ClassVar[str] = "mini_swe_agent"
     title: ClassVar[str] = "mini-swe-agent"
     program: ClassVar[PythonProgram] = PythonProgram(
-        "mini-swe-agent", "mini", Versions("2.4.6", "2.4.0", "2.5"), python="3.10"
+        "mini-swe-agent", "mini", Versions("2.4.6", "2.4.0", "2.5.0"), python="3.10"
     )
     dialects: ClassVar[tuple[str, ...]] = ("openai_chat", "anthropic_messages", "openai_responses")
     settings_class: ClassVar[type[PresetSettings]] = MiniSweAgentSettings
