@@ -11,6 +11,7 @@ from polarq.errors import InvalidTask
 
 _SPELT = re.compile(r"[0-9][0-9A-Za-z.+-]*")
 
+
 @dataclass(frozen=True, slots=True)
 class Versions:
     """`default` is what is installed where the task names none. `at_least` is in the range, `below` is not."""
