@@ -79,6 +79,23 @@ def test_a_hundred_megabytes_of_output_are_cut_and_the_rollout_goes_on(stack: Lo
     assert len(step.stdout_tail) < 10_000
 
 
+def test_of_a_harness_that_floods_with_what_is_no_text_and_will_not_end_the_files_come_back(stack: LocalStack) -> None:
+    command = rf"""{ask(1)}
+mkdir out; echo kept > out/$'\xff\xfe'; echo kept > out/$'a\nb'
+trap '' TERM INT HUP
+while :; do head -c 1000000 /dev/urandom; head -c 1000000 /dev/urandom >&2; done"""
+    task = shell_task("fault-deaf", command, timeouts={"agent_s": 5}, artifacts=[{"path": "out/*"}])
+    result = run(stack, task)
+    assert (result.outcome.state, result.outcome.reason) == (S.TIMED_OUT, "agent_timeout")
+    assert result.harness is not None
+    assert result.harness.steps[-1].truncated
+    files = {one.name: one for one in result.artifacts}
+    assert {"out/\\xff\\xfe", "out/a\\nb"} < set(files)
+    assert files["out/a\\nb"].size == len("kept\n")
+    logs = [files[f"logs/agent/step.00.{stream}"] for stream in ("stdout", "stderr")]
+    assert all(0 < one.size < 32 << 20 for one in logs)
+
+
 def test_output_that_is_no_text_does_no_harm(stack: LocalStack) -> None:
     result = run(stack, shell_task("fault-bytes", f"{ask(1)}\nprintf 'ok\\360\\237\\n'; printf 'a\\0b'; exit 0"))
     assert result.outcome.state is S.COMPLETED
