@@ -13,6 +13,7 @@ import pytest
 from polarq.contracts import Boundary, ExecKind, RolloutResult, RolloutState
 from polarq.errors import InvalidTask, TaskNotFound
 from polarq.testing.stack import LocalStack
+from polarq_worker.runtimes.capture import LOG_CAP_BYTES
 from tests.needs import not_here
 from tests.worker.conftest import ask, commands_with, shell_task
 
@@ -93,7 +94,7 @@ while :; do head -c 1000000 /dev/urandom; head -c 1000000 /dev/urandom >&2; done
     assert {"out/\\xff\\xfe", "out/a\\nb"} < set(files)
     assert files["out/a\\nb"].size == len("kept\n")
     logs = [files[f"logs/agent/step.00.{stream}"] for stream in ("stdout", "stderr")]
-    assert all(0 < one.size < 32 << 20 for one in logs)
+    assert all(0 < one.size < LOG_CAP_BYTES + 1_100_000 for one in logs)
 
 
 def test_output_that_is_no_text_does_no_harm(stack: LocalStack) -> None:
