@@ -16,7 +16,7 @@ from polarq.registry import plugin
 from polarq_worker.harnesses.preset import Preset
 from tests.harnesses.conftest import MakeContext
 
-PRICE_LIST = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
 SWITCHES: dict[str, dict[str, Any]] = {
     "codex": {
         "analytics.enabled": False,
@@ -54,12 +54,12 @@ SWITCHES: dict[str, dict[str, Any]] = {
         "cacheWarming": "off",
         "enableInstallTelemetry": False,
     },
-    "mini_swe_agent": PRICE_LIST,
-    "swe_agent": PRICE_LIST,
-    "openhands_sdk": PRICE_LIST,
-    "openhands_cli": {**PRICE_LIST, "GIT_CONFIG_VALUE_0": "https://github.com/OpenHands/extensions"},
+    "mini_swe_agent": LITELLM,
+    "swe_agent": LITELLM,
+    "openhands_sdk": LITELLM,
+    "openhands_cli": {**LITELLM, "GIT_CONFIG_VALUE_0": "https://github.com/OpenHands/extensions"},
     "aider": {
-        **PRICE_LIST,
+        **LITELLM,
         "--no-analytics": "",
         "--no-auto-commits": "",
         "--no-check-update": "",
@@ -67,7 +67,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
         "--no-show-release-notes": "",
         "--no-suggest-shell-commands": "",
     },
-    "terminus_2": PRICE_LIST,
+    "terminus_2": LITELLM,
     "goose": {
         "GOOSE_DISABLE_SESSION_NAMING": "true",
         "GOOSE_TELEMETRY_ENABLED": "false",
@@ -95,10 +95,11 @@ OWN_FILES: dict[str, dict[str, Any]] = {
         "tools.discoveryCommand": "",
         "tools.sandbox": False,
     },
+    "openhands_cli": {"HTTPS_PROXY": "", "LMNR_PROJECT_API_KEY": "", "OTEL_EXPORTER_OTLP_ENDPOINT": ""},
     "pi": {"--no-approve": "", "defaultProjectTrust": "never"},
 }
-"""By which servers, hooks and commands that a repository's own files name are not started. Codex, Goose and the others
-start none. That nothing comes of these files either was seen with the real programs."""
+"""By which servers, hooks and commands that a repository's own files name are not started or asked. Codex, Goose and
+the others start none. That nothing comes of these files either was seen with the real programs."""
 READERS: dict[str, Callable[[str], Any]] = {
     "json": json.loads,
     "toml": tomllib.loads,

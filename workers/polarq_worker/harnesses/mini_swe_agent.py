@@ -19,6 +19,7 @@ from polarq.contracts.rollout import HarnessReport, StepReport
 from polarq.contracts.specs import Env
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import given
+from polarq_worker.harnesses.environment import LITELLM
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -128,8 +129,7 @@ class MiniSweAgentHarness(Preset):
             "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self.settings.model_retry_attempts),
             # A plain traceback ends with the error in one line, and takes milliseconds where a framed one takes longer.
             "TYPER_STANDARD_TRACEBACK": "1",
-            # Else every start asks the network for a price list, for up to 15 s where there is none.
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            **LITELLM,
         }
 
     def _config_path(self, context: HarnessContext) -> str:
