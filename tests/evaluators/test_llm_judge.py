@@ -17,13 +17,13 @@ from polarq.topology import Topology
 from polarq_worker.evaluators.base import EvaluationTimedOut
 from polarq_worker.evaluators.judge import JudgeFailed
 from tests.evaluators.conftest import Bench
-from tests.evaluators.judging import ScriptedJudge, scripted_judge
+from tests.evaluators.judging import RawServer, ScriptedJudge, scripted_judge
 from tests.evaluators.traces import trajectory
 
 GOOD = '{"reason": "fine", "score": 0.7}'
 
 
-def judged(judge: ScriptedJudge, **config: Any) -> EvaluatorSpec:
+def judged(judge: ScriptedJudge | RawServer, **config: Any) -> EvaluatorSpec:
     base = {"judge_base_url": judge.url, "judge_model": "judge", "rubric": "Is it right?"}
     return EvaluatorSpec(strategy="llm_judge", config={**base, **config})
 
