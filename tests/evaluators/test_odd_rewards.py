@@ -8,7 +8,7 @@ import pytest
 
 from polarq.contracts.specs import EvaluatorSpec
 from polarq.errors import EvaluatorFault
-from tests.evaluators.conftest import REPO, Bench
+from tests.evaluators.conftest import FIX, QUICK, REPO, Bench
 from tests.evaluators.odd_rewards import NOT_A_NUMBER, RUN_CASE, each_is_an_outcome
 from tests.evaluators.test_harbor import directory, harbor
 
@@ -51,3 +51,22 @@ async def test_a_verifier_that_says_much_beside_a_long_reward_is_heard(bench: Be
     await bench.start(harbor(directory(tmp_path, both)))
     reward = await bench.verdict()
     assert (reward.outcome, reward.report["reward_channel"]) == (1.0, "descriptor")
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        ("mkfifo out.json", "out.json is no regular file that can be read"),
+        ("mkdir out.json", "out.json is no regular file that can be read"),
+        ("truncate -s 65M out.json", "out.json has more than 67108864 bytes"),
+        ("printf '[%.0s' {1..100000} > out.json", "it is JSON that is nested too deep"),
+        ("printf '{\\377' > out.json", "'utf-8' codec can't decode byte 0xff"),
+        ("true", "there is no file out.json"),
+    ],
+)
+async def test_of_a_test_report_what_was_printed_counts(report: str, why: str, bench: Bench) -> None:
+    await bench.begin({"test_command": f"{report}; {QUICK['test_command']}", "report_path": "out.json"})
+    await bench.agent(FIX)
+    reward = await bench.verdict()
+    assert (reward.outcome, reward.report["read_from"]) == (1.0, "output")
+    assert why in reward.report["report_problem"]

@@ -75,11 +75,14 @@ def text_of(message: dict[str, Any]) -> str:
     return "\n".join(text for text in texts if isinstance(text, str) and text)
 
 
-async def read_file(runtime: Runtime, path: str, max_bytes: int, *, links: bool = True) -> bytes | None:
+async def read_file(
+    runtime: Runtime, path: str, max_bytes: int, *, links: bool = True, cwd: str | None = None
+) -> bytes | None:
     """A file's content; None where there is none, and a `NoAnswer` where it is larger or no file that can be read
     (nor a link to one, without `links`). Raises `EvaluatorFault` and `RuntimeFault` where it cannot be looked at."""
     result = await runtime.exec(
         ["bash", "-c", _READ, "bash", as_seen(runtime, path), str(max_bytes + 1), "links" if links else "none"],
+        cwd=cwd,
         env=QUIET_SHELL,
         timeout_s=READ_S,
         max_output_bytes=2 * max_bytes + 16,
