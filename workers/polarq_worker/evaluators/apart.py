@@ -65,7 +65,7 @@ async def run_apart(
         raise EvaluatorFault(f"{what}: {result.why}")
     try:
         reply = json.loads(result.stdout)
-    except ValueError:
+    except (ValueError, RecursionError):
         reply = None
     if not isinstance(reply, dict) or result.truncated:
         raise EvaluatorFault(f"{what}: its reply is no JSON object")
