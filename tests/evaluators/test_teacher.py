@@ -89,6 +89,15 @@ async def test_log_probabilities_of_the_very_tokens_are_the_target(more: dict[st
         assert (await bench.verdict()).teacher_logprobs == [[-0.25, -0.5]]
 
 
+@pytest.mark.parametrize(("context", "target"), [(5, [-0.25, -0.5]), (4, None)])
+async def test_a_teacher_reads_one_token_less_than_its_context(context: int, target: Any, bench: Bench) -> None:
+    models = {"data": [{"id": "m", "max_model_len": context}]}
+    async with answering(bench, entries([-0.25, -0.5], IDS, "vllm"), models=models):
+        reward = await bench.verdict()
+    assert (reward.outcome, reward.teacher_logprobs) == (1.0, [target])
+    assert ("left_out" in reward.report["teacher"]) is (target is None)
+
+
 @pytest.mark.parametrize("models", [{}, {"data": 1}, {"data": ["id", {}, {"id": 1}, {"id": None}]}])
 async def test_a_server_that_lists_no_models_serves_none(models: Any, bench: Bench) -> None:
     async with answering(bench, entries([-0.25, -0.5], IDS, "vllm"), models=models):

@@ -6,7 +6,9 @@ import pytest
 
 from polarq_worker.evaluators.verdicts import MAX_CHARS, MAX_WORK, PER_TRY, NoVerdict, one_object
 
+TRIES = MAX_WORK // PER_TRY
 HARD = {
+    "just too many braces": "{ x } " * (TRIES + 1),
     "braces": "{" * MAX_CHARS,
     "objects that never end": '{"a":[' * 300 + '{"a":1},' * 20_000,
     "nested too deep": '{"a":' * 40_000,
@@ -21,7 +23,7 @@ def test_what_is_too_hard_to_read_is_no_verdict(text: str) -> None:
 
 
 def test_an_object_among_braces_is_found() -> None:
-    braces = "{ x } " * (MAX_WORK // PER_TRY - 10)
+    braces = "{ x } " * (TRIES - 10)
     assert one_object(f'{braces}{{"score": 1}}') == {"score": 1}
 
 
