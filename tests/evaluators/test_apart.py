@@ -26,7 +26,8 @@ async def reply(bench: Bench, folder: Path, code: str, *, timeout_s: float = 60.
 
 
 async def test_it_reads_the_request_and_its_reply_is_an_object(bench: Bench, tmp_path: Path) -> None:
-    assert await reply(bench, tmp_path, "import sys; print(sys.stdin.read())") == {"a": 1}
+    noisy = "import sys; sys.stderr.write('x' * (17 << 20)); print(sys.stdin.read())"
+    assert await reply(bench, tmp_path, noisy) == {"a": 1}
 
 
 @pytest.mark.parametrize("code", ["while True: pass", "import sys; sys.exit(87)"])

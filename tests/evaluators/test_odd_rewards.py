@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from polarq.contracts.specs import EvaluatorSpec
+from polarq.contracts.specs import EvaluatorSpec, RuntimeSpec
 from polarq.errors import EvaluatorFault
-from tests.evaluators.conftest import FIX, QUICK, REPO, Bench
+from polarq_worker.runtimes.local import LocalRuntime
+from tests.evaluators.conftest import EXPECTED, FIX, QUICK, REPO, Bench
 from tests.evaluators.odd_rewards import NOT_A_NUMBER, RUN_CASE, each_is_an_outcome
 from tests.evaluators.test_harbor import directory, harbor
 
@@ -70,3 +72,14 @@ async def test_of_a_test_report_what_was_printed_counts(report: str, why: str, b
     reward = await bench.verdict()
     assert (reward.outcome, reward.report["read_from"]) == (1.0, "output")
     assert why in reward.report["report_problem"]
+
+
+async def test_a_test_report_is_looked_for_in_the_repository(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = RuntimeSpec(backend="local")
+    monkeypatch.setattr(bench, "new", lambda root: LocalRuntime(elsewhere, runtime_id=root.name, root=root))
+    bench.recipe = f"cd {bench.session}/repo && {bench.recipe}"
+    told = json.dumps(EXPECTED)
+    await bench.begin({"test_command": f"echo '{told}' > out.json", "report_path": "out.json"})
+    await bench.agent(FIX)
+    reward = await bench.verdict()
+    assert (reward.outcome, reward.report["read_from"]) == (1.0, "report_path")

@@ -67,6 +67,6 @@ async def run_apart(
         reply = json.loads(result.stdout)
     except (ValueError, RecursionError):
         reply = None
-    if not isinstance(reply, dict) or result.truncated:
+    if not isinstance(reply, dict):
         raise EvaluatorFault(f"{what}: its reply is no JSON object")
     return reply
