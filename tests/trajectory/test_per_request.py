@@ -47,9 +47,15 @@ def test_a_trace_sampled_under_a_grammar_says_so() -> None:
 
 
 def test_a_call_that_sampled_nothing_makes_no_trace() -> None:
-    trajectory = build(call(0, [1], []), call(1, [1], [2]))
+    trajectory = build(call(0, [1], []), call(1, [1], [2]), call(2, [1], []))
     assert [t.completion_seqs for t in trajectory.traces] == [[1]]
-    assert trajectory.fidelity.empty_calls == 1
+    assert (trajectory.fidelity.empty_calls, trajectory.fidelity.untrainable) == (2, {})
+
+
+def test_what_was_forged_and_sampled_aside_is_counted_in_tokens() -> None:
+    aside = [call(seq, [1], [2, 3, seq], label=CompletionLabel.SIDE) for seq in (1, 2)]
+    f = build(call(0, [1], [2], forged=2), *aside, call(3, [1], [9], forged=3)).fidelity
+    assert (f.forged_control_tokens, f.side_calls, f.side_tokens) == (5, 2, 6)
 
 
 def test_a_broken_prefix_is_located_and_its_cause_told() -> None:
@@ -73,7 +79,8 @@ def test_a_call_whose_last_message_is_the_answer_goes_on_too() -> None:
 
 def test_versions_are_listed_in_order_of_appearance() -> None:
     spans = [VersionSpan(version="v1", start=0, end=1), VersionSpan(version="v2", start=1, end=2)]
-    trajectory = build(call(0, [1], [2, 3], weight_versions=spans))
+    again = [VersionSpan(version="v1", start=0, end=1)]
+    trajectory = build(call(0, [1], [2, 3], weight_versions=spans), call(1, [1], [2], weight_versions=again))
     assert trajectory.fidelity.versions == ["v1", "v2"]
     assert trajectory.traces[0].weight_versions == spans
 
