@@ -18,8 +18,7 @@ def find_breaks(completions: Sequence[Completion]) -> list[Break]:
     breaks = []
     for completion, earlier in continued(completions):
         whole = [*earlier.prompt_ids, *earlier.sampled_ids]
-        goes_on = completion.prompt_ids[: len(whole)] == whole
-        same_ids = len(whole) if goes_on else shared_length(whole, completion.prompt_ids)
+        same_ids = shared_length(whole, completion.prompt_ids)
         shared = alike_until(earlier.images, completion.images, same_ids)
         if shared < len(whole):
             cause = _cause(shared, same_ids, earlier)

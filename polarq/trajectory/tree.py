@@ -76,14 +76,17 @@ def token_tree(completions: Sequence[Completion]) -> list[Node]:
     return nodes
 
 
-def packed(ids: Sequence[int]) -> bytes:
-    """The ids as bytes, `ID_BYTES` each: compared as fast as memory is read."""
-    return array("I", ids).tobytes()
-
-
 def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Number of leading ids that are equal."""
-    return _common(packed(first), packed(second))
+    low, high = 0, min(len(first), len(second))
+    # The first `low` ids are known to be equal, and never more than `high` can be.
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def shared_context(earlier: Completion, later: Completion) -> int:
@@ -98,31 +101,18 @@ def pictures_of(completion: Completion) -> tuple[str, ...]:
     return tuple(image.sha256 for image in completion.images)
 
 
-def _common(one: bytes, other: bytes) -> int:
-    """Number of leading ids that two packed sequences share."""
-    low, high = 0, min(len(one), len(other)) // ID_BYTES
-    if other.startswith(one):
-        return high
-    # The first `low` ids are known to be equal, and never more than `high` can be.
-    while low < high:
-        middle = (low + high + 1) // 2
-        part = slice(low * ID_BYTES, middle * ID_BYTES)
-        if one[part] == other[part]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 def _places(nodes: Sequence[Node]) -> list[Place]:
     """Where each node ends; tells each where its prompt does."""
-    wholes = [packed([*node.completion.prompt_ids, *node.completion.sampled_ids]) for node in nodes]
+    # As bytes, ids are compared as fast as memory is read.
+    wholes = [
+        array("I", [*call.prompt_ids, *call.sampled_ids]).tobytes() for call in (node.completion for node in nodes)
+    ]
     ends: dict[int, Place] = {}
     way: list[Place] = []
     before = b""
     for at in sorted(range(len(nodes)), key=wholes.__getitem__):
         # Those that begin with a sequence stand right behind it: what is not shared with the one before is over.
-        del way[bisect_right(way, _common(before, wholes[at]), key=_LENGTH) :]
+        del way[bisect_right(way, shared_length(before, wholes[at]) // ID_BYTES, key=_LENGTH) :]
         nodes[at].asked = _place(way, len(nodes[at].completion.prompt_ids))
         ends[at] = _place(way, nodes[at].length)
         before = wholes[at]
