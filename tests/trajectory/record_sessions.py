@@ -6,8 +6,9 @@
 Each program runs unmodified in a local sandbox, through the real proxy, once in exact and once in observe mode. The
 model is scripted (steps.yaml beside the recordings); what its shell tool is called stands in the program's scenario of
 the conformance suite. HARNESS_CACHE: where installed programs are kept (else as `polarq harness check` keeps them).
-The release of this machine's kernel, which some programs tell the model, becomes another one, in the text and in the
-ids. A recording is refused when a step is missing, the repair is not rewarded, or it tells more of this machine.
+What some programs tell the model of this machine (its kernel's release, where its Python is) becomes another one's, in
+the text and in the ids. A recording is refused when a step is missing, the repair is not rewarded, or it tells more of
+this machine.
 """
 
 from __future__ import annotations
@@ -37,11 +38,14 @@ from polarq.testing.inference.tokenizer import load_tokenizer
 
 from .sessions import CONTEXTS, FOLDER, keep
 
-RECORDED = ("claude_code", "codex", "gemini_cli", "mini_swe_agent", "opencode", "pi")
+RECORDED = ("claude_code", "codex", "gemini_cli", "mini_swe_agent", "opencode", "openhands_sdk", "pi", "qwen_code")
+ONE_COMMAND = ("openhands_sdk",)
+"""Their shell tool refuses several commands at once; a group of them is one."""
 TASK = Path(__file__).parents[2] / "polarq" / "testing" / "calculator" / "task.yaml"
 DRIFT_SEED = 7
 AGENT_S = 600.0
-RELEASE = "6.1.0"
+INSTEAD = {os.uname().release: "6.1.0", sys.executable: "/usr/bin/python3"}
+"""What is said of another machine, in place of what is true of this one."""
 
 
 class Drifting(ProgramScenario):
@@ -56,6 +60,8 @@ def scenario_of(harness: str, *, exact: bool) -> ProgramScenario:
     short = load(harness, plugin("harnesses", harness).conformance)
     (tool,) = short.turns[0].tool_calls
     steps = yaml.safe_load((FOLDER / "steps.yaml").read_text(encoding="utf-8"))
+    if harness in ONE_COMMAND:
+        steps = [{**step, "runs": _grouped(step["runs"])} for step in steps]
     turns = (*(_turn(tool, step, thinks=exact) for step in steps), short.turns[-1])
     kind = Drifting if exact else ProgramScenario
     return kind(**{**dict(short), "turns": turns, "agent_s": AGENT_S})
@@ -68,6 +74,10 @@ def _turn(tool: ToolCall, step: dict[str, str], *, thinks: bool) -> Turn:
     }
     call = ToolCall(name=tool.name, arguments=given)
     return Turn(content=step["says"], reasoning=step["thinks"] if thinks else "", tool_calls=(call,))
+
+
+def _grouped(commands: str) -> str:
+    return f"{{\n{commands}\n}}" if "\n" in commands else commands
 
 
 def recorded(harness: str, context: str, cache: Path) -> tuple[RolloutResult, list[dict[str, Any]]]:
@@ -110,14 +120,14 @@ def _program(ran: Ran) -> dict[str, Any]:
 
 
 def _redacted(call: Completion) -> Completion:
-    """Without the release of this machine's kernel."""
-    messages = json.loads(json.dumps(call.messages).replace(os.uname().release, RELEASE))
-    return call.model_copy(
-        update={"messages": messages, "prompt_ids": _replaced(call.prompt_ids, os.uname().release, RELEASE)}
-    )
+    """Of another machine."""
+    messages, ids = json.dumps(call.messages), call.prompt_ids
+    for found, instead in INSTEAD.items():
+        messages, ids = messages.replace(found, instead), _replaced(ids, found, instead)
+    return call.model_copy(update={"messages": json.loads(messages), "prompt_ids": ids})
 
 
-def _replaced(ids: Sequence[int], found: str, instead: str) -> list[int]:
+def _replaced(ids: list[int], found: str, instead: str) -> list[int]:
     """The ids with one text in place of another: whatever tokens it lies in are encoded anew, and no others."""
     tokenizer = load_tokenizer()
     pieces = tokenizer.pieces(ids)
@@ -147,7 +157,7 @@ def _as_it_should_be(ran: Ran, calls: Sequence[Completion], turns: int) -> None:
 
 
 def _of_this_machine() -> Iterator[str]:
-    yield from {socket.gethostname(), str(Path.home()), str(Path.cwd()), os.uname().release}
+    yield from {socket.gethostname(), str(Path.home()), str(Path.cwd()), sys.prefix, *INSTEAD}
     if (user := getpass.getuser()) != "root":  # a word of every other prompt
         yield user
 
