@@ -8,22 +8,29 @@ of real agent programs (tests.trajectory.sessions says what they are), in both c
 bytes: of those sessions' merged trajectories as committed, per token of their traces: ids, masks and log-probabilities,
 beside the same numbers as JSON; messages apart. The scripted model's vocabulary is small: `zipf` is a session whose ids
 are spread as those of a large one, without a repetition.
-speed: tokens a second that a builder reads (prompts and samples of all calls) and writes (traces), of sessions that
-grow to 128,000 tokens: the least processor time of `REPEATS`, and the time per token against the session of 20 turns.
+speed: tokens a second that a builder reads (prompts and samples of all calls) and writes (traces), and the time per
+token against the session of 20 turns. Sessions of 20 to 200 turns: of 640 new tokens each, so that the last grows to
+128,000, and of 128,000 tokens in all. Of each, the median processor time of `ROUNDS`, in which all sizes take turns.
+Small sessions are built several times a round, and the garbage collector waits (as in timeit): it would look through
+all of the benchmark's sessions. A token that is new costs more than one that was read before, in a prompt; of the
+former there are fewer, the more turns there are: time per token may well fall.
 """
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import json
 import random
 import sys
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from statistics import median
 
 import numpy as np
 
-from polarq.contracts.completion import Completion
+from polarq.contracts.completion import Completion, Image
 from polarq.contracts.trajectory import Trace, Trajectory
 from polarq.store.codec import encode_trajectory
 from polarq.trajectory.base import Builder
@@ -31,10 +38,24 @@ from polarq.trajectory.per_request import PerRequestBuilder
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
 from tests.trajectory.sessions import CONTEXTS, harnesses, session
 
-BUILDERS: tuple[type[Builder], ...] = (PrefixMergingBuilder, PerRequestBuilder)
-REPEATS = 15
-GROWTH = 640
-"""Ids per turn where speed is measured, half of them sampled: 200 turns are 128,000."""
+BUILDERS: dict[str, Builder] = {
+    "prefix_merging": PrefixMergingBuilder({}),
+    "tree": PrefixMergingBuilder({"emit": "tree"}),
+    "per_request": PerRequestBuilder({}),
+}
+TURNS = (20, 50, 100, 200)
+LENGTH = 128_000
+"""Tokens of the longest session where speed is measured; half of what is new in a turn is sampled."""
+SHAPES: dict[str, Callable[[int], int]] = {
+    "640 tokens a turn": lambda turns: LENGTH // TURNS[-1],
+    "128,000 tokens": lambda turns: LENGTH // turns,
+}
+"""New tokens a turn, by the number of turns."""
+SESSIONS = ("every call goes on", "every call breaks", "every call shows a new picture")
+ROUNDS = 9
+READ_A_ROUND = 3_000_000
+"""Tokens, at least: sessions that have fewer are built several times."""
+IMAGE_PAD, IMAGE_IDS = 151_655, 64
 ZIPF_TURNS = 24
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -63,19 +84,27 @@ def zipf_session() -> list[Completion]:
     return calls
 
 
-def grown_session(turns: int, *, drift: bool) -> list[Completion]:
-    """Ids at random. With `drift` each prompt differs from what was sampled before: every call breaks."""
+def grown_session(turns: int, growth: int, kind: str) -> list[Completion]:
+    """Ids at random, so many new ones a turn. Where calls break, each prompt differs from what was sampled before, near
+    its end."""
     pick = random.Random(1)
-    seen = [pick.randrange(150_000) for _ in range(GROWTH)]
+    seen = [pick.randrange(150_000) for _ in range(growth)]
     messages = [{"role": "user", "content": "x"}]
+    images = list[Image]()
     calls = []
     for turn in range(turns):
-        sampled = [pick.randrange(150_000) for _ in range(GROWTH // 2)]
-        calls.append(a_call(turn, list(seen), sampled, list(messages), [-0.5] * len(sampled)))
+        sampled = [pick.randrange(150_000) for _ in range(growth // 2)]
+        call = a_call(turn, list(seen), sampled, list(messages), [-0.5] * len(sampled))
+        calls.append(call.model_copy(update={"images": list(images)}))
         seen += sampled
-        if drift:
+        new = [pick.randrange(150_000) for _ in range(growth // 2)]
+        if kind == "every call breaks":
             seen[-3] += 1
-        seen += [pick.randrange(150_000) for _ in range(GROWTH // 2)]
+        elif kind == "every call shows a new picture":
+            new[1 : IMAGE_IDS + 1] = [IMAGE_PAD] * IMAGE_IDS
+            start, sha256 = len(seen) + 1, hashlib.sha256(b"%d" % turn).hexdigest()
+            images.append(Image(sha256=sha256, size=1, start=start, end=start + IMAGE_IDS))
+        seen += new
         messages += [{"role": "assistant", "content": f"a{turn}"}, {"role": "user", "content": f"b{turn}"}]
     return calls
 
@@ -142,27 +171,40 @@ def _numbers(trace: Trace) -> Trace:
 
 
 def speed() -> None:
-    print(f"tokens a second that a builder reads and writes, best of {REPEATS}; {GROWTH} tokens a turn")
-    for drift in (False, True):
-        print(f"  {'every call breaks' if drift else 'every call goes on'}")
-        for kind in BUILDERS:
-            shortest: float | None = None
-            for turns in (20, 50, 100, 200):
-                calls = grown_session(turns, drift=drift)
-                tokens = sum(len(call.prompt_ids) + len(call.sampled_ids) for call in calls)
-                tokens += trained(kind({}).build(calls))[1]
-                took = min(_seconds(kind({}), calls) for _ in range(REPEATS)) / tokens
-                shortest = shortest or took
-                print(
-                    f"    {kind.name:15} {turns:3} turns, {tokens:10,} tokens: {1 / took / 1e6:5.1f} M/s, "
-                    f"{took * 1e9:4.0f} ns a token ({took / shortest - 1:+.0%})"
-                )
+    print(f"tokens a second that a builder reads and writes, and the time per token; medians of {ROUNDS}")
+    for shape, growth in SHAPES.items():
+        for kind in SESSIONS:
+            print(f"  {kind}, {shape}")
+            sessions = [grown_session(turns, growth(turns), kind) for turns in TURNS]
+            for name, builder in BUILDERS.items():
+                _compare_sizes(name, builder, sessions)
 
 
-def _seconds(builder: Builder, calls: list[Completion]) -> float:
-    began = time.process_time()
-    builder.build(calls)
-    return time.process_time() - began
+def _compare_sizes(name: str, builder: Builder, sessions: Sequence[Sequence[Completion]]) -> None:
+    read = [sum(len(call.prompt_ids) + len(call.sampled_ids) for call in calls) for calls in sessions]
+    tokens = [one + trained(builder.build(calls))[1] for one, calls in zip(read, sessions, strict=True)]
+    times = [-(-READ_A_ROUND // one) for one in read]
+    rounds = [[_seconds(builder, *one) for one in zip(sessions, times, strict=True)] for _ in range(ROUNDS)]
+    took = [median(column) / one for column, one in zip(zip(*rounds, strict=True), tokens, strict=True)]
+    for calls, one, seconds in zip(sessions, tokens, took, strict=True):
+        print(
+            f"    {name:15} {len(calls):3} turns, {one:10,} tokens: {1 / seconds / 1e6:5.1f} M/s, "
+            f"{seconds * 1e9:4.1f} ns a token ({seconds / took[0] - 1:+.0%})",
+            flush=True,
+        )
+
+
+def _seconds(builder: Builder, calls: Sequence[Completion], times: int) -> float:
+    """Of one of so many builds."""
+    gc.collect()
+    gc.disable()
+    try:
+        began = time.process_time()
+        for _ in range(times):
+            builder.build(calls)
+        return (time.process_time() - began) / times
+    finally:
+        gc.enable()
 
 
 PARTS = {"samples": samples, "bytes": sizes, "speed": speed}
