@@ -12,8 +12,9 @@ speed: tokens a second that a builder reads (prompts and samples of all calls) a
 token against the session of 20 turns. Sessions of 20 to 200 turns: of 640 new tokens each, so that the last grows to
 128,000, and of 128,000 tokens in all. Of each, the median processor time of `ROUNDS`, in which all sizes take turns.
 Small sessions are built several times a round, and the garbage collector waits (as in timeit): it would look through
-all of the benchmark's sessions. A token that is new costs more than one that was read before, in a prompt; of the
-former there are fewer, the more turns there are: time per token may well fall.
+all of the benchmark's sessions. Below them, what these times are made of (least squares): a share for each token that
+is read, one for each that is new in a turn (it is written with its mask and log-probability), one for each call. The
+fewer turns, the more of the tokens are new: where cost is linear in all three, time per token falls.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ SHAPES: dict[str, Callable[[int], int]] = {
 }
 """New tokens a turn, by the number of turns."""
 SESSIONS = ("every call goes on", "every call breaks", "every call shows a new picture")
-ROUNDS = 9
+ROUNDS = 7
 READ_A_ROUND = 3_000_000
 """Tokens, at least: sessions that have fewer are built several times."""
 IMAGE_PAD, IMAGE_IDS = 151_655, 64
@@ -171,27 +172,40 @@ def _numbers(trace: Trace) -> Trace:
 
 
 def speed() -> None:
-    print(f"tokens a second that a builder reads and writes, and the time per token; medians of {ROUNDS}")
-    for shape, growth in SHAPES.items():
-        for kind in SESSIONS:
-            print(f"  {kind}, {shape}")
-            sessions = [grown_session(turns, growth(turns), kind) for turns in TURNS]
-            for name, builder in BUILDERS.items():
-                _compare_sizes(name, builder, sessions)
+    print(f"tokens a second that a builder reads and writes, and the time per token; medians of {ROUNDS} rounds")
+    for kind in SESSIONS:
+        sessions = [(turns, growth(turns)) for growth in SHAPES.values() for turns in TURNS]
+        grown = [grown_session(turns, growth, kind) for turns, growth in sessions]
+        for name, builder in BUILDERS.items():
+            print(f"  {name}, {kind}")
+            _compare_sizes(builder, sessions, grown)
 
 
-def _compare_sizes(name: str, builder: Builder, sessions: Sequence[Sequence[Completion]]) -> None:
-    read = [sum(len(call.prompt_ids) + len(call.sampled_ids) for call in calls) for calls in sessions]
-    tokens = [one + trained(builder.build(calls))[1] for one, calls in zip(read, sessions, strict=True)]
+def _compare_sizes(
+    builder: Builder, sessions: Sequence[tuple[int, int]], grown: Sequence[Sequence[Completion]]
+) -> None:
+    """Of sessions of so many turns and new tokens a turn."""
+    read = [sum(len(call.prompt_ids) + len(call.sampled_ids) for call in calls) for calls in grown]
     times = [-(-READ_A_ROUND // one) for one in read]
-    rounds = [[_seconds(builder, *one) for one in zip(sessions, times, strict=True)] for _ in range(ROUNDS)]
-    took = [median(column) / one for column, one in zip(zip(*rounds, strict=True), tokens, strict=True)]
-    for calls, one, seconds in zip(sessions, tokens, took, strict=True):
+    rounds = [[_seconds(builder, *one) for one in zip(grown, times, strict=True)] for _ in range(ROUNDS)]
+    took = [median(column) for column in zip(*rounds, strict=True)]
+    first = 0.0
+    for (turns, growth), calls, one, seconds in zip(sessions, grown, read, took, strict=True):
+        tokens = one + trained(builder.build(calls))[1]
+        first = seconds / tokens if turns == TURNS[0] else first
         print(
-            f"    {name:15} {len(calls):3} turns, {one:10,} tokens: {1 / seconds / 1e6:5.1f} M/s, "
-            f"{seconds * 1e9:4.1f} ns a token ({seconds / took[0] - 1:+.0%})",
-            flush=True,
+            f"    {turns:3} turns of {growth:5,}, {tokens:10,} tokens: {tokens / seconds / 1e6:5.1f} M/s, "
+            f"{seconds / tokens * 1e9:4.1f} ns a token ({seconds / tokens / first - 1:+.0%})",
         )
+    parts = np.array([[one, turns * growth, turns] for one, (turns, growth) in zip(read, sessions, strict=True)])
+    # Relative to the time: every session counts alike.
+    shares = np.linalg.lstsq(parts / np.array(took)[:, None], np.ones(len(took)))[0]
+    off = max(abs(parts @ shares / took - 1))
+    print(
+        f"    {shares[0] * 1e9:.0f} ns a token read, {shares[1] * 1e9:.0f} ns a new one, {shares[2] * 1e6:.0f} us "
+        f"a call (no session is further off than {off:.0%})",
+        flush=True,
+    )
 
 
 def _seconds(builder: Builder, calls: Sequence[Completion], times: int) -> float:
