@@ -10,7 +10,7 @@ from polarq.contracts.completion import Completion, CompletionLabel
 from polarq.contracts.rollout import Reward
 from polarq.contracts.trajectory import Fidelity, Trace, Trajectory, Turn
 from polarq.trajectory.breaks import find_breaks
-from polarq.trajectory.trainable import why_untrainable
+from polarq.trajectory.trainable import versions_of, why_untrainable
 
 
 class Builder(ABC):
@@ -118,7 +118,7 @@ def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fide
     images = [image for trace in traces for image in trace.images]
     versions: list[str] = []
     for completion in completions:
-        for span in completion.weight_versions:
+        for span in versions_of(completion):
             if span.version not in versions:
                 versions.append(span.version)
     return Fidelity(

@@ -39,7 +39,7 @@ def test_a_call_that_lacks_a_log_probability_is_masked_whoever_recorded_it(logpr
 
 
 def test_a_session_whose_prompts_go_on_is_one_trace() -> None:
-    spans = [VersionSpan(version="v2", start=0, end=1)]
+    spans = [VersionSpan(version="v2", start=0, end=2)]
     trajectory = build(
         call(0, [1, 2], [3, 9], messages=said("a"), reply={"role": "assistant", "content": "b"}),
         call(
@@ -57,7 +57,7 @@ def test_a_session_whose_prompts_go_on_is_one_trace() -> None:
     assert trace.response_ids == [3, 9, 4, 5, 6, 9]
     assert trace.loss_mask == [1, 1, 0, 0, 1, 1]
     assert trace.logprobs == [-0.5, -0.5, 0.0, 0.0, -0.5, -0.5]
-    assert trace.weight_versions == [VersionSpan(version="v2", start=4, end=5)]
+    assert trace.weight_versions == [VersionSpan(version="v2", start=4, end=6)]
     assert [(turn.seq, turn.start, turn.end) for turn in trace.turns] == [(0, 0, 2), (1, 4, 6)]
     assert [m["content"] for m in [*trace.prompt_messages, *trace.response_messages]] == ["a", "b", "c"]
     assert (trace.finish_reason, trace.weight, trace.completion_seqs) == ("stop", 1.0, [0, 1])
