@@ -4,7 +4,8 @@
     python -m benchmarks.trajectories samples bytes   only these parts (samples, bytes, speed)
 
 samples: rows and tokens that a trainer gets of a session, `per_request` against `prefix_merging`, on recorded sessions
-of real agent programs (tests.trajectory.sessions says what they are), in both contexts.
+of real agent programs (tests.trajectory.sessions says what they are): in both contexts, and of a model whose ids are
+others than its texts encode to, in observe mode, where nothing can be merged.
 bytes: of those sessions' merged trajectories as committed, per token of their traces: ids, masks and log-probabilities,
 beside the same numbers as JSON; messages apart. The scripted model's vocabulary is small: `zipf` is a session whose ids
 are spread as those of a large one, without a repetition.
@@ -37,7 +38,7 @@ from polarq.store.codec import encode_trajectory
 from polarq.trajectory.base import Builder
 from polarq.trajectory.per_request import PerRequestBuilder
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
-from tests.trajectory.sessions import CONTEXTS, harnesses, session
+from tests.trajectory.sessions import CONTEXTS, DRIFT, harnesses, session
 
 BUILDERS: dict[str, Builder] = {
     "prefix_merging": PrefixMergingBuilder({}),
@@ -53,7 +54,7 @@ SHAPES: dict[str, Callable[[int], int]] = {
 }
 """New tokens a turn, by the number of turns."""
 SESSIONS = ("every call goes on", "every call breaks", "every call shows a new picture")
-ROUNDS = 7
+ROUNDS = 5
 READ_A_ROUND = 3_000_000
 """Tokens, at least: sessions that have fewer are built several times."""
 IMAGE_PAD, IMAGE_IDS = 151_655, 64
@@ -118,7 +119,7 @@ def trained(trajectory: Trajectory) -> tuple[int, int]:
 
 def samples() -> None:
     print("samples and tokens of a rollout, per_request against prefix_merging")
-    for context in CONTEXTS:
+    for context in (*CONTEXTS, DRIFT):
         all_apart, all_merged = (0, 0), (0, 0)
         for harness in harnesses(context):
             calls = session(harness, context)
