@@ -116,11 +116,6 @@ def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fide
     sampled = sum(len(c.sampled_ids) for c in completions)
     trainable = sum(trace.trainable_tokens for trace in traces)
     images = [image for trace in traces for image in trace.images]
-    versions: list[str] = []
-    for completion in completions:
-        for span in versions_of(completion):
-            if span.version not in versions:
-                versions.append(span.version)
     return Fidelity(
         calls=len(completions),
         traces=len(traces),
@@ -137,5 +132,5 @@ def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fide
         empty_calls=sum(1 for c in completions if not c.sampled_ids),
         images=len(images),
         unplaced_images=sum(1 for image in images if image.start is None),
-        versions=versions,
+        versions=list(dict.fromkeys(span.version for c in completions for span in versions_of(c))),
     )
