@@ -188,7 +188,9 @@ def _compare_sizes(
     """Of sessions of so many turns and new tokens a turn."""
     read = [sum(len(call.prompt_ids) + len(call.sampled_ids) for call in calls) for calls in grown]
     times = [-(-READ_A_ROUND // one) for one in read]
+    gc.disable()
     rounds = [[_seconds(builder, *one) for one in zip(grown, times, strict=True)] for _ in range(ROUNDS)]
+    gc.enable()
     took = [median(column) for column in zip(*rounds, strict=True)]
     first = 0.0
     for (turns, growth), calls, one, seconds in zip(sessions, grown, read, took, strict=True):
@@ -211,15 +213,10 @@ def _compare_sizes(
 
 def _seconds(builder: Builder, calls: Sequence[Completion], times: int) -> float:
     """Of one of so many builds."""
-    gc.collect()
-    gc.disable()
-    try:
-        began = time.process_time()
-        for _ in range(times):
-            builder.build(calls)
-        return (time.process_time() - began) / times
-    finally:
-        gc.enable()
+    began = time.process_time()
+    for _ in range(times):
+        builder.build(calls)
+    return (time.process_time() - began) / times
 
 
 PARTS = {"samples": samples, "bytes": sizes, "speed": speed}

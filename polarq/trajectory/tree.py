@@ -5,7 +5,8 @@ ids decide, and which pictures they stand for. Ids are compared, never trusted t
 
 Cost is linear in ids, and nearly so in calls: all sequences are sorted, so that each stands behind those that it begins
 with, and are walked once. That gives the places where one ends, each below the longest place that it goes on from.
-Calls then leave their places from the last to the first: where none is left, nobody looks again.
+Calls then leave their places from the last to the first: where none is left, nobody looks again. While they are sorted,
+the sequences are in memory once more, as bytes.
 """
 
 from __future__ import annotations
