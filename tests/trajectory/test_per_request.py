@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from polarq.contracts import Completion, CompletionLabel, Reward, Trace, VersionSpan
-from polarq.trajectory.base import rewarded
+from polarq.trajectory.base import Builder, rewarded
 from polarq.trajectory.per_request import PerRequestBuilder
+from polarq.trajectory.prefix_merging import PrefixMergingBuilder
 from tests.trajectory.calls import call
 
 
@@ -39,6 +40,28 @@ def test_untrainable_calls_are_kept_masked_and_named() -> None:
     assert (f.sampled_tokens, f.trainable_tokens, f.masked_tokens) == (5, 2, 3)
     assert f.untrainable == {"1": "logprob missing at 0", "2": "incomplete answer", "3": "label side"}
     assert (f.missing_logprobs, f.incomplete_calls, f.side_calls) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("logprobs", [[-0.5, 0.1], [0.0, -9999.0], [1e9, -0.5], [-1e9, -0.5]])
+@pytest.mark.parametrize("builder", [PerRequestBuilder, PrefixMergingBuilder])
+def test_a_number_that_is_no_log_probability_is_not_trained_on(builder: type[Builder], logprobs: list[float]) -> None:
+    trajectory = builder({}).build(
+        [call(0, [1], [2, 3], logprobs=logprobs), call(1, [5], [6, 7], logprobs=[0.0, 1e-6])]
+    )
+    assert [trace.loss_mask for trace in trajectory.traces] == [[0, 0], [1, 1]]
+    assert [trace.logprobs for trace in trajectory.traces] == [[0.0, 0.0], [0.0, 1e-6]]
+    assert trajectory.fidelity.untrainable == {"0": "log-probabilities that cannot be any"}
+
+
+@pytest.mark.parametrize("spans", [[(0, 3)], [(0, 1)], [(1, 2)], [(0, 1), (0, 2)], [(0, 2), (2, 1)]])
+@pytest.mark.parametrize("builder", [PerRequestBuilder, PrefixMergingBuilder])
+def test_versions_that_are_not_those_of_the_sample_are_not_told(
+    builder: type[Builder], spans: list[tuple[int, int]]
+) -> None:
+    told = [VersionSpan(version="v", start=start, end=end) for start, end in spans]
+    (trace,) = (trajectory := builder({}).build([call(0, [1], [2, 3], weight_versions=told)])).traces
+    assert (trace.loss_mask, trace.weight_versions, trajectory.fidelity.versions) == ([0, 0], [], [])
+    assert trajectory.fidelity.untrainable == {"0": "the policy version spans do not cover the sampled ids"}
 
 
 def test_a_trace_sampled_under_a_grammar_says_so() -> None:
