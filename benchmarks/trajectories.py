@@ -4,37 +4,60 @@
     python -m benchmarks.trajectories samples bytes   only these parts (samples, bytes, speed)
 
 samples: rows and tokens that a trainer gets of a session, `per_request` against `prefix_merging`, on recorded sessions
-of real agent programs (tests.trajectory.sessions says what they are), in both contexts.
+of real agent programs (tests.trajectory.sessions says what they are): in both contexts, and of a model whose ids are
+others than its texts encode to, in observe mode, where nothing can be merged.
 bytes: of those sessions' merged trajectories as committed, per token of their traces: ids, masks and log-probabilities,
 beside the same numbers as JSON; messages apart. The scripted model's vocabulary is small: `zipf` is a session whose ids
 are spread as those of a large one, without a repetition.
-speed: tokens a second that a builder reads (prompts and samples of all calls) and writes (traces), of sessions that
-grow to 128,000 tokens: the least processor time of `REPEATS`, and the time per token against the session of 20 turns.
+speed: tokens a second that a builder reads (prompts and samples of all calls) and writes (traces), and the time per
+token against the session of 20 turns. Sessions of 20 to 200 turns: of 640 new tokens each, so that the last grows to
+128,000, and of 128,000 tokens in all. Of each, the median processor time of `ROUNDS`, in which all sizes take turns.
+Small sessions are built several times a round, and the garbage collector waits (as in timeit): it would look through
+all of the benchmark's sessions. Below them, what these times are made of (least squares): a share for each token that
+is read, one for each that is new in a turn (it is written with its mask and log-probability), one for each call. The
+fewer turns, the more of the tokens are new: where cost is linear in all three, time per token falls.
 """
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import json
 import random
 import sys
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from statistics import median
 
 import numpy as np
 
-from polarq.contracts.completion import Completion
+from polarq.contracts.completion import Completion, Image
 from polarq.contracts.trajectory import Trace, Trajectory
 from polarq.store.codec import encode_trajectory
 from polarq.trajectory.base import Builder
 from polarq.trajectory.per_request import PerRequestBuilder
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
-from tests.trajectory.sessions import CONTEXTS, harnesses, session
+from tests.trajectory.sessions import CONTEXTS, DRIFT, harnesses, session
 
-BUILDERS: tuple[type[Builder], ...] = (PrefixMergingBuilder, PerRequestBuilder)
-REPEATS = 15
-GROWTH = 640
-"""Ids per turn where speed is measured, half of them sampled: 200 turns are 128,000."""
+BUILDERS: dict[str, Builder] = {
+    "prefix_merging": PrefixMergingBuilder({}),
+    "tree": PrefixMergingBuilder({"emit": "tree"}),
+    "per_request": PerRequestBuilder({}),
+}
+TURNS = (20, 50, 100, 200)
+LENGTH = 128_000
+"""Tokens of the longest session where speed is measured; half of what is new in a turn is sampled."""
+SHAPES: dict[str, Callable[[int], int]] = {
+    "640 tokens a turn": lambda turns: LENGTH // TURNS[-1],
+    "128,000 tokens": lambda turns: LENGTH // turns,
+}
+"""New tokens a turn, by the number of turns."""
+SESSIONS = ("every call goes on", "every call breaks", "every call shows a new picture")
+ROUNDS = 5
+READ_A_ROUND = 3_000_000
+"""Tokens, at least: sessions that have fewer are built several times."""
+IMAGE_PAD, IMAGE_IDS = 151_655, 64
 ZIPF_TURNS = 24
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -63,19 +86,27 @@ def zipf_session() -> list[Completion]:
     return calls
 
 
-def grown_session(turns: int, *, drift: bool) -> list[Completion]:
-    """Ids at random. With `drift` each prompt differs from what was sampled before: every call breaks."""
+def grown_session(turns: int, growth: int, kind: str) -> list[Completion]:
+    """Ids at random, so many new ones a turn. Where calls break, each prompt differs from what was sampled before, near
+    its end."""
     pick = random.Random(1)
-    seen = [pick.randrange(150_000) for _ in range(GROWTH)]
+    seen = [pick.randrange(150_000) for _ in range(growth)]
     messages = [{"role": "user", "content": "x"}]
+    images = list[Image]()
     calls = []
     for turn in range(turns):
-        sampled = [pick.randrange(150_000) for _ in range(GROWTH // 2)]
-        calls.append(a_call(turn, list(seen), sampled, list(messages), [-0.5] * len(sampled)))
+        sampled = [pick.randrange(150_000) for _ in range(growth // 2)]
+        call = a_call(turn, list(seen), sampled, list(messages), [-0.5] * len(sampled))
+        calls.append(call.model_copy(update={"images": list(images)}))
         seen += sampled
-        if drift:
+        new = [pick.randrange(150_000) for _ in range(growth // 2)]
+        if kind == "every call breaks":
             seen[-3] += 1
-        seen += [pick.randrange(150_000) for _ in range(GROWTH // 2)]
+        elif kind == "every call shows a new picture":
+            new[1 : IMAGE_IDS + 1] = [IMAGE_PAD] * IMAGE_IDS
+            start, sha256 = len(seen) + 1, hashlib.sha256(b"%d" % turn).hexdigest()
+            images.append(Image(sha256=sha256, size=1, start=start, end=start + IMAGE_IDS))
+        seen += new
         messages += [{"role": "assistant", "content": f"a{turn}"}, {"role": "user", "content": f"b{turn}"}]
     return calls
 
@@ -88,7 +119,7 @@ def trained(trajectory: Trajectory) -> tuple[int, int]:
 
 def samples() -> None:
     print("samples and tokens of a rollout, per_request against prefix_merging")
-    for context in CONTEXTS:
+    for context in (*CONTEXTS, DRIFT):
         all_apart, all_merged = (0, 0), (0, 0)
         for harness in harnesses(context):
             calls = session(harness, context)
@@ -142,27 +173,50 @@ def _numbers(trace: Trace) -> Trace:
 
 
 def speed() -> None:
-    print(f"tokens a second that a builder reads and writes, best of {REPEATS}; {GROWTH} tokens a turn")
-    for drift in (False, True):
-        print(f"  {'every call breaks' if drift else 'every call goes on'}")
-        for kind in BUILDERS:
-            shortest: float | None = None
-            for turns in (20, 50, 100, 200):
-                calls = grown_session(turns, drift=drift)
-                tokens = sum(len(call.prompt_ids) + len(call.sampled_ids) for call in calls)
-                tokens += trained(kind({}).build(calls))[1]
-                took = min(_seconds(kind({}), calls) for _ in range(REPEATS)) / tokens
-                shortest = shortest or took
-                print(
-                    f"    {kind.name:15} {turns:3} turns, {tokens:10,} tokens: {1 / took / 1e6:5.1f} M/s, "
-                    f"{took * 1e9:4.0f} ns a token ({took / shortest - 1:+.0%})"
-                )
+    print(f"tokens a second that a builder reads and writes, and the time per token; medians of {ROUNDS} rounds")
+    for kind in SESSIONS:
+        sessions = [(turns, growth(turns)) for growth in SHAPES.values() for turns in TURNS]
+        grown = [grown_session(turns, growth, kind) for turns, growth in sessions]
+        for name, builder in BUILDERS.items():
+            print(f"  {name}, {kind}")
+            _compare_sizes(builder, sessions, grown)
 
 
-def _seconds(builder: Builder, calls: list[Completion]) -> float:
+def _compare_sizes(
+    builder: Builder, sessions: Sequence[tuple[int, int]], grown: Sequence[Sequence[Completion]]
+) -> None:
+    """Of sessions of so many turns and new tokens a turn."""
+    read = [sum(len(call.prompt_ids) + len(call.sampled_ids) for call in calls) for calls in grown]
+    times = [-(-READ_A_ROUND // one) for one in read]
+    gc.disable()
+    rounds = [[_seconds(builder, *one) for one in zip(grown, times, strict=True)] for _ in range(ROUNDS)]
+    gc.enable()
+    took = [median(column) for column in zip(*rounds, strict=True)]
+    first = 0.0
+    for (turns, growth), calls, one, seconds in zip(sessions, grown, read, took, strict=True):
+        tokens = one + trained(builder.build(calls))[1]
+        first = seconds / tokens if turns == TURNS[0] else first
+        print(
+            f"    {turns:3} turns of {growth:5,}, {tokens:10,} tokens: {tokens / seconds / 1e6:5.1f} M/s, "
+            f"{seconds / tokens * 1e9:4.1f} ns a token ({seconds / tokens / first - 1:+.0%})",
+        )
+    parts = np.array([[one, turns * growth, turns] for one, (turns, growth) in zip(read, sessions, strict=True)])
+    # Relative to the time: every session counts alike.
+    shares = np.linalg.lstsq(parts / np.array(took)[:, None], np.ones(len(took)))[0]
+    off = max(abs(parts @ shares / took - 1))
+    print(
+        f"    {shares[0] * 1e9:.0f} ns a token read, {shares[1] * 1e9:.0f} ns a new one, {shares[2] * 1e6:.0f} us "
+        f"a call (no session is further off than {off:.0%})",
+        flush=True,
+    )
+
+
+def _seconds(builder: Builder, calls: Sequence[Completion], times: int) -> float:
+    """Of one of so many builds."""
     began = time.process_time()
-    builder.build(calls)
-    return time.process_time() - began
+    for _ in range(times):
+        builder.build(calls)
+    return (time.process_time() - began) / times
 
 
 PARTS = {"samples": samples, "bytes": sizes, "speed": speed}

@@ -305,6 +305,12 @@ def find_task(door: Door, any_id: str) -> tuple[Picture, int | None]:
             raise
     stem, index = rollout
     picture = door.picture(stem)
-    if index >= len(picture.rows):
-        raise TaskNotFound(f"task '{stem}' has {len(picture.rows)} rollouts; there is no '{any_id}'")
+    check_row(picture, index)
     return picture, index
+
+
+def check_row(picture: Picture, index: int) -> None:
+    """Raises `TaskNotFound` for an index that none of the task's rollouts has."""
+    if index >= len(picture.rows):
+        task_id, rollouts = picture.task_id, len(picture.rows)
+        raise TaskNotFound(f"task '{task_id}' has {rollouts} rollouts; there is no '{task_id}.{index}'")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from polarq.cli.door import Door, RedisDoor, find_task, open_door
+from polarq.cli.door import Door, RedisDoor, check_row, open_door
 from polarq.cli.options import Config, Json, Url
 from polarq.cli.outcome import ExitCode, Unusable, command
 from polarq.cli.picture import Row
@@ -21,7 +21,7 @@ from polarq.contracts.rollout import Outcome, RolloutResult
 from polarq.errors import TaskNotFound
 from polarq.export.archived import archived_group, archived_tasks
 from polarq.export.atif import Atif
-from polarq.export.base import Format, Group, Rollout, Verdict
+from polarq.export.base import Format, Group, Rollout, Verdict, by_task
 from polarq.export.completions import Completions
 from polarq.export.formats import NAMES
 from polarq.export.jsonl import JsonLines
@@ -67,7 +67,10 @@ def export(
         float | None, typer.Option(metavar="R", help="sft: of rollouts with this reward or more.", show_default=False)
     ] = None,
     best_of_group: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="sft: of each task's N best rollouts.", show_default=False)
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="sft: of each task's N best rollouts, among those named.", show_default=False
+        ),
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="sft: conversations of N tokens at most.", show_default=False)
@@ -91,10 +94,12 @@ def export(
     with ExitStack() as stack:
         if archive is not None:
             kept, door = Archive(archive), None
-            groups = [functools.partial(archived_group, kept, one) for one in asked or archived_tasks(kept, run)]
+            named = by_task(asked, lambda one: bool(kept.indices(one))) or dict.fromkeys(archived_tasks(kept, run))
+            groups = [functools.partial(archived_group, kept, *one) for one in named.items()]
         else:
             door = stack.enter_context(open_door(config, url))
-            groups = [functools.partial(_group, door, one) for one in asked]
+            named = by_task(asked, functools.partial(_is_task, door))
+            groups = [functools.partial(_group, door, *one) for one in named.items()]
             groups += [
                 functools.partial(_group, door, one, of_run=True) for one in (door.run_tasks(run) if run else [])
             ]
@@ -166,15 +171,26 @@ def captured_calls(door: RedisDoor, result: RolloutResult) -> list[Completion]:
     return ledger.do(captured(ledger.calls.keys, result.rollout_id, record.attempt, record.token))
 
 
-def _group(door: Door, target: str, *, of_run: bool = False) -> Group:
-    """The ended rollouts of a target. A run's task that has expired since the run was asked for has none."""
+def _is_task(door: Door, any_id: str) -> bool:
     try:
-        picture, index = find_task(door, target)
+        door.picture(any_id)
+    except TaskNotFound:
+        return False
+    return True
+
+
+def _group(door: Door, task_id: str, named: Collection[int] | None = None, *, of_run: bool = False) -> Group:
+    """The ended rollouts of a task, all or those named. A run's task that has expired since the run was asked for has
+    none. Raises `TaskNotFound`."""
+    try:
+        picture = door.picture(task_id)
     except TaskNotFound:
         if not of_run:
             raise
-        return Group(target, [])
-    rows = picture.rows if index is None else picture.rows[index : index + 1]
+        return Group(task_id, [])
+    for index in named or ():
+        check_row(picture, index)
+    rows = [row for row in picture.rows if named is None or row.index in named]
     ended = [_rollout(door, row, row.outcome) for row in rows if row.outcome is not None]
     return Group(picture.task_id, ended, len(rows) - len(ended))
 

@@ -45,18 +45,18 @@ class Contract(BaseModel):
     def _refuse_unknown_keys(cls, data: Any, info: ValidationInfo) -> Any:
         if not isinstance(data, Mapping):
             return data
+        known = cls.model_fields
         if info.context is _STORED:
-            return {key: value for key, value in data.items() if key in cls.model_fields}
+            return {key: value for key, value in data.items() if key in known}
         values = dict(data)
         for foreign, ours in cls.renamed_keys.items():
             if foreign in values:
                 if ours in values:
                     raise PydanticCustomError("two_spellings", f"'{foreign}' and '{ours}' are the same; give one")
                 values[ours] = values.pop(foreign)
-        known = list(cls.model_fields)
-        unknown = [key for key in values if key not in cls.model_fields]
+        unknown = [key for key in values if key not in known]
         if unknown:
-            told = {str(key): _unknown(key, known) for key in unknown}
+            told = {str(key): _unknown(key, list(known)) for key in unknown}
             raise PydanticCustomError("unknown_key", "{text}", {"text": "; ".join(told.values()), "keys": told})
         return values
 

@@ -35,9 +35,10 @@ class JudgeConfig(Contract):
     """Name of the variable on the node that holds the key, one of the node's `security.judge_key_envs`. None:
     `JUDGE_API_KEY` where the node has it."""
     judge_timeout: float = Field(60.0, gt=0)
-    """Seconds for one call."""
+    """Seconds for one call, until the whole answer is there."""
     judge_max_retries: int = Field(4, ge=0, le=20)
-    """Calls that may be repeated because the server refused (429, 5xx), broke off or did not answer."""
+    """Calls that may be repeated because the server was busy (429, 5xx; the pause is as long as it asks for), broke
+    off, did not answer, or answered no JSON object."""
     judge_max_asks: int = Field(3, ge=1, le=20)
     """How often a verdict is asked for at most: an answer that is none is asked for again."""
     judge_max_tokens: int = Field(200_000, gt=0)

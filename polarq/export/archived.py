@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from polarq.contracts.rollout import RolloutResult
-from polarq.contracts.task import maybe_rollout_id
 from polarq.errors import InvalidInput
 from polarq.export.base import Group, Rollout, Verdict
 from polarq.store.archive import Archive
@@ -14,15 +15,13 @@ def archived_tasks(archive: Archive, run_id: str | None) -> list[str]:
     return [one for one in archive.task_ids() if run_id is None or _run_of(archive, one) == run_id]
 
 
-def archived_group(archive: Archive, target: str) -> Group:
-    """A task, or one rollout of it. Raises `InvalidInput` for what is not there, and `ArchiveFailed`."""
-    task_id, indices = target, archive.indices(target)
-    if not indices and (one := maybe_rollout_id(target)) is not None:
-        task_id = one[0]
-        indices = [index for index in archive.indices(task_id) if index == one[1]]
-    if not indices:
-        raise InvalidInput(target, [f"is no task and no rollout of the archive {archive.root}"])
-    return Group(task_id, [_rollout(archive, task_id, index) for index in indices])
+def archived_group(archive: Archive, task_id: str, named: Collection[int] | None = None) -> Group:
+    """A task, or those of its rollouts that are named. Raises `InvalidInput` for what is not there, `ArchiveFailed`."""
+    indices = archive.indices(task_id)
+    missing = [task_id] if named is None and not indices else [f"{task_id}.{i}" for i in {*(named or ())} - {*indices}]
+    if missing:
+        raise InvalidInput(min(missing), [f"is no task and no rollout of the archive {archive.root}"])
+    return Group(task_id, [_rollout(archive, task_id, index) for index in indices if named is None or index in named])
 
 
 def _run_of(archive: Archive, task_id: str) -> str:

@@ -7,12 +7,13 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from polarq.contracts.rollout import Outcome, RolloutResult
+from polarq.contracts.task import maybe_rollout_id
 from polarq.contracts.trajectory import Trajectory
 from polarq.errors import InvalidInput, PolarqError
 
@@ -58,12 +59,28 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rollouts of one task."""
+    """The rollouts of one task, or those of them that are asked for: what they are compared with is one another."""
 
     task_id: str
     rollouts: Sequence[Rollout]
     waiting: int = 0
     """Those that have not ended."""
+
+
+def by_task(targets: Iterable[str], is_task: Callable[[str], bool]) -> dict[str, set[int] | None]:
+    """task id -> the indices of its rollouts that are named, or None: all of them. Tasks are in the order in which they
+    are named first.
+
+    However its rollouts were named, a task is one group. A task's own id may look like a rollout's: `is_task` tells.
+    """
+    found: dict[str, set[int] | None] = {}
+    for target in targets:
+        rollout = maybe_rollout_id(target)
+        if rollout is None or is_task(target):
+            found[target] = None
+        elif (some := found.setdefault(rollout[0], set())) is not None:
+            some.add(rollout[1])
+    return found
 
 
 class Format(ABC):

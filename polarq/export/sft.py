@@ -38,7 +38,8 @@ class SftFilters:
 
     min_reward: float | None = None
     best_of_group: int | None = None
-    """As many of each group as this, the best by reward and the first of equals."""
+    """As many of each group as this, the best by reward and the first of equals. A group is a task's rollouts; where
+    some of them are named, these."""
     max_tokens: int | None = None
     """Of prompt and response together, per trace."""
     dedup: bool = True

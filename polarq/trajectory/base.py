@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from polarq.contracts.completion import Completion, CompletionLabel
 from polarq.contracts.rollout import Reward
 from polarq.contracts.trajectory import Fidelity, Trace, Trajectory, Turn
 from polarq.trajectory.breaks import find_breaks
-from polarq.trajectory.trainable import why_untrainable
+from polarq.trajectory.trainable import versions_of, why_untrainable
 
 
 class Builder(ABC):
@@ -55,12 +55,12 @@ def trained_logprobs(completion: Completion, untrainable: str | None) -> list[fl
     one is there."""
     if untrainable is not None:
         return [0.0] * len(completion.sampled_ids)
-    return [value for value in completion.logprobs if value is not None]
+    return cast("list[float]", completion.logprobs)
 
 
 def weighted(traces: list[Trace]) -> list[Trace]:
     """Gives each trainable trace the weight 1 / their number, and the others 0."""
-    trainable = [bool(trace.trainable_tokens) for trace in traces]
+    trainable = [1 in trace.loss_mask for trace in traces]
     share = 1 / max(sum(trainable), 1)
     return [
         trace.model_copy(update={"weight": share if trained else 0.0})
@@ -110,20 +110,12 @@ def _taught(traces: Sequence[Trace], logprobs: Sequence[Sequence[float] | None])
 
 def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fidelity:
     """What was kept of what was sampled, and where and why not."""
-    kept = {turn.seq for trace in traces for turn in trace.turns}
-    reasons: dict[str, str] = {}
-    for completion in completions:
-        why = why_untrainable(completion) or (None if completion.seq in kept else "in no trace")
-        if completion.sampled_ids and why is not None:
-            reasons[str(completion.seq)] = why
+    trained = {turn.seq for trace in traces for turn in trace.turns if turn.untrainable is None}
+    rest = [completion for completion in completions if completion.seq not in trained]
+    reasons = {str(one.seq): why_untrainable(one) or "in no trace" for one in rest if one.sampled_ids}
     sampled = sum(len(c.sampled_ids) for c in completions)
     trainable = sum(trace.trainable_tokens for trace in traces)
     images = [image for trace in traces for image in trace.images]
-    versions: list[str] = []
-    for completion in completions:
-        for span in completion.weight_versions:
-            if span.version not in versions:
-                versions.append(span.version)
     return Fidelity(
         calls=len(completions),
         traces=len(traces),
@@ -132,7 +124,7 @@ def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fide
         masked_tokens=sampled - trainable,
         untrainable=reasons,
         breaks=find_breaks(completions),
-        missing_logprobs=sum(c.logprobs.count(None) for c in completions),
+        missing_logprobs=sum(c.logprobs.count(None) for c in rest),
         forged_control_tokens=sum(c.forged for c in completions),
         side_calls=sum(1 for c in completions if c.label is CompletionLabel.SIDE),
         side_tokens=sum(len(c.sampled_ids) for c in completions if c.label is CompletionLabel.SIDE),
@@ -140,5 +132,5 @@ def fidelity(completions: Sequence[Completion], traces: Sequence[Trace]) -> Fide
         empty_calls=sum(1 for c in completions if not c.sampled_ids),
         images=len(images),
         unplaced_images=sum(1 for image in images if image.start is None),
-        versions=versions,
+        versions=list(dict.fromkeys(span.version for c in completions for span in versions_of(c))),
     )

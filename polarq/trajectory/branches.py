@@ -30,10 +30,6 @@ class Branches:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
         self._position = {node.completion.seq: position for position, node in enumerate(nodes)}
-        pairs = continued([node.completion for node in nodes])
-        self._continued = {call.seq: nodes[self._position[earlier.seq]] for call, earlier in pairs}
-        asked = [(id(node.parent), node.asked, pictures_of(node.completion)) for node in nodes]
-        self._twins = _latest_alike(nodes, asked)
         self._parallel: dict[int, set[int]] = {}
 
     def of(self, node: Node) -> Branch | None:
@@ -74,6 +70,18 @@ class Branches:
             return _branch(node, alike, BranchCause.PARALLEL)
         main = self._settings[node.completion.seq] == self._main
         return _branch(node, alike, BranchCause.COMPACTION if main else BranchCause.SUB_AGENT)
+
+    @cached_property
+    def _continued(self) -> dict[int, Node]:
+        """seq -> the node that its messages go on from."""
+        pairs = continued([node.completion for node in self._nodes])
+        return {call.seq: self._nodes[self._position[earlier.seq]] for call, earlier in pairs}
+
+    @cached_property
+    def _twins(self) -> dict[int, Node]:
+        """seq -> the latest earlier node that was asked the same."""
+        asked = [(id(node.parent), node.asked, pictures_of(node.completion)) for node in self._nodes]
+        return _latest_alike(self._nodes, asked)
 
     @cached_property
     def _settings(self) -> dict[int, str]:

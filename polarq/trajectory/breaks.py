@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,7 @@ def find_breaks(completions: Sequence[Completion]) -> list[Break]:
     breaks = []
     for completion, earlier in continued(completions):
         whole = [*earlier.prompt_ids, *earlier.sampled_ids]
-        goes_on = completion.prompt_ids[: len(whole)] == whole
-        same_ids = len(whole) if goes_on else shared_length(whole, completion.prompt_ids)
+        same_ids = shared_length(whole, completion.prompt_ids)
         shared = alike_until(earlier.images, completion.images, same_ids)
         if shared < len(whole):
             cause = _cause(shared, same_ids, earlier)
@@ -33,55 +32,58 @@ def _cause(shared: int, same_ids: int, earlier: Completion) -> str:
     return "sampled tokens re-encoded" if shared >= len(earlier.prompt_ids) else "prompt re-rendered"
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """Calls whose messages begin alike: with the same ones up to the first of a user."""
+@dataclass(slots=True)
+class _Asked:
+    """Calls of one conversation that ask the same as their last message, after as many others."""
 
-    opening: Sequence[dict[str, Any]]
-    by_length: defaultdict[int, list[Completion]] = field(default_factory=lambda: defaultdict(list))
-    """The calls, by their number of messages."""
+    latest: Completion
+    by_answer: dict[Hashable, Completion] = field(default_factory=dict)
+    """The latest with this answer."""
 
 
 def continued(completions: Sequence[Completion]) -> list[tuple[Completion, Completion]]:
-    """Pairs of a call and the earlier one that its messages continue: the same opening, the same last message, then
-    an answer. Where several fit, the one with most messages, then the one that gave that very answer, else the latest.
+    """Pairs of a call and the earlier one that its messages continue: the same opening (up to the first message of a
+    user), the same last message, then an answer. Where several fit, the one with most messages, then the one that gave
+    that very answer, else the latest.
     """
     pairs = []
-    # By the text that ends the opening: there may be as many conversations as calls.
-    conversations: defaultdict[str, list[_Conversation]] = defaultdict(list)
+    # By opening, number of messages and the last of them: found at once, however many calls and conversations.
+    asked: dict[Hashable, _Asked] = {}
+    lengths: defaultdict[Hashable, set[int]] = defaultdict(set)
     for completion in completions:
-        if not completion.messages:
+        messages = completion.messages
+        if not messages:
             continue
-        opening = _opening(completion.messages)
-        begun = conversations[_text(opening[-1])]
-        known = next((one for one in begun if one.opening == opening), None)
-        if known is None:
-            begun.append(known := _Conversation(opening))
-        if (earlier := _continued_by(completion, known.by_length)) is not None:
+        opening = _frozen(_opening(messages))
+        if (earlier := _continued_by(messages, opening, asked, lengths[opening])) is not None:
             pairs.append((completion, earlier))
         if completion.sampled_ids:
-            known.by_length[len(completion.messages)].append(completion)
+            lengths[opening].add(len(messages))
+            here = asked.setdefault((opening, len(messages), _frozen(messages[-1])), _Asked(completion))
+            here.latest = here.by_answer[_answer(completion.reply)] = completion
     return pairs
 
 
-def _continued_by(completion: Completion, by_length: Mapping[int, Sequence[Completion]]) -> Completion | None:
-    messages = completion.messages
+def _continued_by(
+    messages: Sequence[dict[str, Any]], opening: Hashable, asked: Mapping[Hashable, _Asked], lengths: set[int]
+) -> Completion | None:
     for length in range(len(messages) - 1, 0, -1):
-        if messages[length].get("role") == "assistant":
-            fit = [one for one in by_length.get(length, ()) if one.messages[-1] == messages[length - 1]]
-            if fit:
-                return max(fit, key=lambda earlier: (_answered(earlier.reply, messages[length]), earlier.seq))
+        if length in lengths and messages[length].get("role") == "assistant":
+            fit = asked.get((opening, length, _frozen(messages[length - 1])))
+            if fit is not None:
+                return fit.by_answer.get(_answer(messages[length]), fit.latest)
     return None
 
 
-def _text(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [{"text": content}]
-    return "".join(str(part["text"]) for part in parts if isinstance(part, dict) and "text" in part)
+def _answer(message: dict[str, Any]) -> Hashable:
+    return _frozen([message.get("content"), message.get("tool_calls")])
 
 
-def _answered(reply: dict[str, Any], message: dict[str, Any]) -> bool:
-    return all(message.get(key) == reply.get(key) for key in ("content", "tool_calls"))
+def _frozen(value: Any) -> Hashable:
+    """JSON as a key: equal for equal values."""
+    if isinstance(value, dict):
+        return frozenset((name, _frozen(item)) for name, item in value.items())
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _opening(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 from polarq.contracts.completion import Completion
 from polarq.contracts.trajectory import Trace
 from polarq.trajectory.base import Builder, trained_logprobs, turn
-from polarq.trajectory.trainable import why_untrainable
+from polarq.trajectory.trainable import versions_of, why_untrainable
 
 
 class PerRequestBuilder(Builder):
@@ -30,7 +30,7 @@ def _trace(index: int, completion: Completion) -> Trace:
         response_ids=completion.sampled_ids,
         loss_mask=[1 if trainable else 0] * len(completion.sampled_ids),
         logprobs=trained_logprobs(completion, reason),
-        weight_versions=completion.weight_versions,
+        weight_versions=versions_of(completion),
         images=completion.images,
         prompt_messages=completion.messages,
         response_messages=[completion.reply] if completion.reply else [],

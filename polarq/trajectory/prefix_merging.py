@@ -20,6 +20,7 @@ from polarq.contracts.completion import Completion, Image, VersionSpan
 from polarq.contracts.trajectory import Trace, Turn
 from polarq.trajectory.base import Builder, trained_logprobs, turn
 from polarq.trajectory.branches import Branch, Branches
+from polarq.trajectory.trainable import versions_of
 from polarq.trajectory.tree import Node, token_tree
 
 
@@ -111,7 +112,7 @@ def _trace(index: int, path: Sequence[Node]) -> Trace:
         logprobs += trained_logprobs(call, node.untrainable)
         versions += [
             VersionSpan(version=span.version, start=start + span.start, end=start + span.end)
-            for span in call.weight_versions
+            for span in versions_of(call)
         ]
         turns.append(turn(call, start, node.untrainable))
         seen = node.length

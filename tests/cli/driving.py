@@ -25,7 +25,7 @@ from polarq.contracts.rollout import (
 )
 from polarq.contracts.sandbox import SandboxReport
 from polarq.contracts.task import Task
-from polarq.contracts.trajectory import Fidelity, Trace, Trajectory
+from polarq.contracts.trajectory import Fidelity, Trace, Trajectory, Turn
 from polarq.ledger import Claim
 from polarq.settings import Settings
 from polarq.store.payloads import encode_result, put_payload
@@ -117,6 +117,7 @@ def made_result(
         finish_reason="stop",
         reward=reward,
         completion_seqs=[0],
+        turns=[Turn(seq=0, start=0, end=3, finish_reason="stop")],
     )
     return RolloutResult(
         rollout_id=granted.rollout_id,

@@ -13,6 +13,7 @@ from polarq.contracts.rollout import HarnessReport, Reward
 from polarq.contracts.specs import EvaluatorSpec, RuntimeSpec
 from polarq.contracts.task import Task
 from polarq.contracts.trajectory import Trajectory
+from polarq_worker.evaluators import asking
 from polarq_worker.evaluators.base import EvaluationContext, Evaluator, NodeRules
 from polarq_worker.evaluators.create import create_evaluator
 from polarq_worker.harnesses.base import sandbox_env
@@ -158,6 +159,12 @@ class Bench:
 
     def _env(self, runtime: Runtime) -> dict[str, str]:
         return sandbox_env(self._task(), rollout_id="t1.0", layout=runtime.layout)
+
+
+@pytest.fixture(autouse=True)
+def _soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was busy is asked again at once."""
+    monkeypatch.setattr(asking, "FIRST_BACKOFF_S", 0.01)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,7 +14,7 @@ from polarq.contracts.task import Task
 from polarq.contracts.trajectory import Trajectory
 from polarq.errors import EvaluatorFault, InvalidTask
 from polarq.trajectory.base import rewarded
-from polarq_worker.evaluators.base import EvaluationContext, Evaluator
+from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut, Evaluator
 from polarq_worker.evaluators.composite import CompositeEvaluator
 from tests.evaluators.conftest import FIX, QUICK, REPO, Bench
 from tests.evaluators.traces import trace, trajectory
@@ -44,6 +44,7 @@ MISSING = {"name": "missing", "strategy": "script", "config": {"command": "nosuc
         (composite(RIGHT, WRONG, MISSING, mode="first_failure"), 0.0, {"part_right", "part_wrong"}),
         (composite(RIGHT, answer("too", "42"), mode="first_failure"), 1.0, {"part_right", "part_too"}),
         (composite({**WRONG, "passes_at": 0}, mode="first_failure"), 0.0, {"part_wrong"}),
+        (composite({**WRONG, "passes_at": 0}, RIGHT, mode="first_failure"), 0.0, {"part_right", "part_wrong"}),
     ],
 )
 async def test_the_parts_make_one_reward(spec: EvaluatorSpec, outcome: float, told: set[str], bench: Bench) -> None:
@@ -60,6 +61,35 @@ async def test_a_part_without_a_verdict_leaves_the_whole_without_one(mode: str, 
     bench.trajectory = trajectory("42")
     with pytest.raises(EvaluatorFault, match="part 'missing': the script ran nothing"):
         await bench.verdict()
+
+
+async def test_a_part_that_has_no_time_left_leaves_the_whole_without_a_verdict(bench: Bench) -> None:
+    slow = {"name": "slow", "strategy": "script", "config": {"command": "sleep 60"}}
+    await bench.start(composite(RIGHT, slow))
+    bench.trajectory = trajectory("42")
+    with pytest.raises(EvaluationTimedOut, match="part 'slow': the script: timed out"):
+        await bench.verdict(timeout_s=0.5)
+
+
+class Timed(Evaluator):
+    """Keeps how much time it was given."""
+
+    name = "timed"
+    given: ClassVar[list[float]] = []
+
+    async def evaluate(self, context: EvaluationContext) -> Reward:
+        self.given.append(context.timeout_s)
+        return Reward(outcome=1, evaluator="x")
+
+
+async def test_a_part_has_the_time_that_those_before_it_left(bench: Bench) -> None:
+    evaluator = CompositeEvaluator(composite(answer("one", "x"), answer("two", "x")))
+    evaluator._parts = [(part, Timed(EvaluatorSpec(strategy="x"))) for part, _ in evaluator._parts]
+    await bench.start(EvaluatorSpec(strategy="session_completed"))
+    bench.evaluator = evaluator
+    assert (await bench.verdict(timeout_s=30)).outcome == 1.0
+    first, second = Timed.given
+    assert second < first <= 30
 
 
 async def test_each_part_sees_what_it_saw_before_the_agent(bench: Bench) -> None:

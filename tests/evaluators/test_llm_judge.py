@@ -17,13 +17,13 @@ from polarq.topology import Topology
 from polarq_worker.evaluators.base import EvaluationTimedOut
 from polarq_worker.evaluators.judge import JudgeFailed
 from tests.evaluators.conftest import Bench
-from tests.evaluators.judging import ScriptedJudge, scripted_judge
+from tests.evaluators.judging import RawServer, ScriptedJudge, raw_server, scripted_judge, whole
 from tests.evaluators.traces import trajectory
 
 GOOD = '{"reason": "fine", "score": 0.7}'
 
 
-def judged(judge: ScriptedJudge, **config: Any) -> EvaluatorSpec:
+def judged(judge: ScriptedJudge | RawServer, **config: Any) -> EvaluatorSpec:
     base = {"judge_base_url": judge.url, "judge_model": "judge", "rubric": "Is it right?"}
     return EvaluatorSpec(strategy="llm_judge", config={**base, **config})
 
@@ -161,6 +161,29 @@ async def test_the_same_question_is_asked_once(bench: Bench, tmp_path: Path) -> 
         assert (reward.outcome, reward.report["judge_calls"], reward.report["judge_cached"]) == (0.7, 0, 1)
         bench.trajectory = trajectory("It is 43.")
         assert (await bench.verdict()).outcome == 0.2
+
+
+async def test_another_judge_and_one_that_is_to_judge_anew_are_asked_themselves(bench: Bench, tmp_path: Path) -> None:
+    bench.rules = replace(bench.rules, judge_cache=tmp_path / "judge")
+    for said in (0.7, 0.2):
+        async with scripted_judge(f'{{"score": {said}}}') as judge:
+            await asked(bench, judge)
+            assert (await bench.verdict()).outcome == said
+    async with scripted_judge('{"score": 0.4}', '{"score": 0.3}') as judge:
+        await bench.start(judged(judge, judge_cache=False))
+        assert [(await bench.verdict()).outcome for _ in range(2)] == [0.4, 0.3]
+
+
+async def test_a_count_of_tokens_that_is_none_counts_for_nothing(bench: Bench) -> None:
+    counts = [-5, 1 << 60, True, "9", None, 7]
+    texts = [json.dumps({"choices": [], "usage": {"prompt_tokens": one, "completion_tokens": one}}) for one in counts]
+    async with raw_server(*map(whole, texts)) as server:
+        await bench.start(judged(server, judge_max_asks=len(counts)))
+        bench.trajectory = trajectory("It is 42.")
+        with pytest.raises(JudgeFailed, match="it is empty"):
+            await bench.verdict()
+    kept = json.loads((bench.runtime.host_log_dir / "eval/judge.jsonl").read_text())
+    assert (kept["judge_calls"], kept["judge_tokens"]) == (6, {"prompt": 7, "completion": 7})
 
 
 async def test_a_scale_of_the_tasks_own_becomes_zero_to_one(bench: Bench) -> None:

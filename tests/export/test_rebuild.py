@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polarq.contracts import Completion, Outcome, Reward, RolloutResult, RolloutState
+from polarq.contracts import Completion, Outcome, Reward, RolloutResult, RolloutState, VersionSpan
 from polarq.errors import InvalidInput, UnknownPlugin
 from polarq.export.completions import Completions, read_completions_file
 from polarq.export.jsonl import read_lines
@@ -137,6 +137,27 @@ def test_a_wrong_file_or_builder_is_one_line(tmp_path: Path) -> None:
         make_builder("per_request", {"x": 1})
     with pytest.raises(UnknownPlugin, match="is not installed here"):
         make_builder("none", {})
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"logprobs": [-9999.0, -0.5]}, "log-probabilities that cannot be any"),
+        ({"logprobs": [0.5, -0.5]}, "log-probabilities that cannot be any"),
+        (
+            {"weight_versions": [VersionSpan(version="1", start=0, end=9)]},
+            "the policy version spans do not cover the sampled ids",
+        ),
+    ],
+)
+def test_what_no_recorder_would_trust_of_a_file_is_not_trained_on(
+    tmp_path: Path, values: dict[str, Any], why: str
+) -> None:
+    foreign = [session()[0].model_copy(update=values), *session()[1:]]
+    back, captured = in_a_file(tmp_path / "c.jsonl", foreign)
+    again = rebuilt(make_builder("prefix_merging", {}), back, captured)
+    assert again.trajectory is not None
+    assert again.trajectory.fidelity.untrainable["0"] == why
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import yaml
 
 from polarq.contracts.specs import AgentSpec
 from polarq.errors import InvalidTask
-from polarq_worker.harnesses.hermes import RUN, HermesHarness
+from polarq_worker.harnesses.hermes import HermesHarness
 from polarq_worker.runtimes.local import LocalRuntime
 from tests.harnesses.conftest import MakeContext
 
@@ -70,16 +72,26 @@ def test_its_settings_become_its_configuration(make_context: MakeContext) -> Non
         hermes(settings={"context_window": 32_000})
 
 
-def test_its_instruction_may_be_longer_than_an_argument(tmp_path: Path) -> None:
+def test_its_instruction_may_be_longer_than_an_argument_and_no_module_of_a_repository_is_its_own(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
     """Linux takes 128 KiB an argument; the stand-in has the entry point that the program has."""
-    (tmp_path / "hermes_cli").mkdir()
-    (tmp_path / "hermes_cli/main.py").write_text(
+    (tmp_path / "site/hermes_cli").mkdir(parents=True)
+    (tmp_path / "site/hermes_cli/main.py").write_text(
         "import sys\n\ndef main():\n    print(len(sys.argv[1]), sys.argv[2:])\n"
     )
+    (tmp_path / "repo").mkdir()
+    for name in ("hermes_cli", "pathlib"):
+        (tmp_path / f"repo/{name}.py").write_text("raise SystemExit('a module of the repository')\n")
     (tmp_path / "instruction.txt").write_text("--é" * 100_000, encoding="utf-8")
-    command = [sys.executable, "-c", RUN, str(tmp_path / "instruction.txt"), "--usage-file", "x"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
-    assert said.stdout == f"{len('--oneshot=') + 300_000} ['--usage-file', 'x']\n"
+    context = replace(make_context(), instruction_path=str(tmp_path / "instruction.txt"))
+    command = [sys.executable, *hermes().command(context)]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    said = subprocess.run(
+        command, cwd=tmp_path / "repo", env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+    usage = f"{hermes().folder(context.layout)}/usage.json"
+    assert said.stdout == f"{len('--oneshot=') + 300_000} ['--usage-file', '{usage}']\n", said.stderr
 
 
 async def test_its_usage_file_is_its_word_on_how_it_went(runtime: LocalRuntime, make_context: MakeContext) -> None:

@@ -109,6 +109,16 @@ async def test_a_function_gets_the_instruction_and_the_librarys_model(
     assert report.metadata["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
+async def test_a_module_of_the_repository_is_not_taken_for_the_library(
+    runtime: LocalRuntime, make_context: MakeContext, tmp_path: Path
+) -> None:
+    (tmp_path / "maker.py").write_text("def model(**given):\n    import packaging\n    return packaging.__file__\n")
+    await runtime.put_bytes(b"raise SystemExit('of the repository')\n", "/polar/session/repo/packaging.py")
+    report = await run(runtime, make_context, "agent.py:both")
+    assert report.ok, report
+    assert report.metadata["result"]["model"].endswith("/site-packages/packaging/__init__.py")
+
+
 async def test_a_function_may_take_nothing(runtime: LocalRuntime, make_context: MakeContext) -> None:
     report = await run(runtime, make_context, "agent:neither")
     assert report.metadata["result"] == "as told"

@@ -51,7 +51,11 @@ def test_gemini_cli_logs_in_by_its_settings_and_has_a_models_name(make_context: 
     (step,) = preset.steps(context)
     assert "--model=Qwen/Qwen3.5-4B" in step.command
     assert step.env["GEMINI_CLI_HOME"].endswith("/.polarq/gemini_cli")
-    # Neither a repository's settings nor its `.env` lead it elsewhere.
+    # It looks whether it trusts the folder before it reads its options: a repository's settings are not read.
+    assert found["security"]["folderTrust"] == {"enabled": True}
+    assert "--skip-trust" in step.command
+    assert "GEMINI_CLI_TRUST_WORKSPACE" not in step.env
+    # Where a task lets it read them, neither they nor the `.env` lead it elsewhere.
     assert step.env["GEMINI_CLI_SYSTEM_SETTINGS_PATH"] == f"{context.layout.session_dir}{path}"
     held = {"GOOGLE_VERTEX_BASE_URL": context.base_url, "CODE_ASSIST_ENDPOINT": context.base_url, "HTTPS_PROXY": ""}
     assert step.env.items() >= {**held, "GEMINI_TELEMETRY_ENABLED": "false"}.items()

@@ -71,8 +71,25 @@ def test_another_version_is_installed_where_a_task_asks_and_refused_beyond_the_r
     assert f"{versions.below} is not in the supported range {versions}" in str(refused.value)
     (tried,) = made(name, settings={"version": versions.below, "untested_version": True}).recipe()
     assert (tried.env or {})["POLARQ_VERSION"] == versions.below
-    with pytest.raises(InvalidTask, match="'newest' is no version"):
-        made(name, settings={"version": "newest"})
+
+
+@pytest.mark.parametrize("asked", ["newest", "latest", "", ">=0.171.0", "^0.171.0", "0.171.x", "0.171.\u0660"])
+def test_what_is_no_single_version_is_refused_with_an_example(asked: str) -> None:
+    with pytest.raises(InvalidTask) as refused:
+        made("codex", settings={"version": asked, "untested_version": True})
+    said = f"version: '{asked}' is no version of Codex CLI; name one release, such as 0.171.0"
+    assert refused.value.problems == (said,)
+
+
+@pytest.mark.parametrize("asked", ["v0.171.0", " 0.171.0", "0.171.0\n", "0.171", "0!0.171.0"])
+def test_a_version_that_no_registry_spells_so_is_refused_before_it_is_asked_for(asked: str) -> None:
+    with pytest.raises(InvalidTask, match=r"is not how Codex CLI spells a release; write it like 0\.171\.0$"):
+        made("codex", settings={"version": asked, "untested_version": True})
+
+
+@pytest.mark.parametrize("asked", ["0.171.0", "0.172.0-alpha.3", "0.171.0-1", "0.171.0.1"])
+def test_a_release_is_taken_as_it_is_spelt(asked: str) -> None:
+    assert made("codex", settings={"version": asked, "untested_version": True}).version == asked
 
 
 def test_a_configuration_that_toml_cannot_hold_is_refused_in_one_line() -> None:

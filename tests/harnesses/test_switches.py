@@ -16,7 +16,7 @@ from polarq.registry import plugin
 from polarq_worker.harnesses.preset import Preset
 from tests.harnesses.conftest import MakeContext
 
-PRICE_LIST = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
 SWITCHES: dict[str, dict[str, Any]] = {
     "codex": {
         "analytics.enabled": False,
@@ -54,12 +54,12 @@ SWITCHES: dict[str, dict[str, Any]] = {
         "cacheWarming": "off",
         "enableInstallTelemetry": False,
     },
-    "mini_swe_agent": PRICE_LIST,
-    "swe_agent": PRICE_LIST,
-    "openhands_sdk": PRICE_LIST,
-    "openhands_cli": {**PRICE_LIST, "GIT_CONFIG_VALUE_0": "https://github.com/OpenHands/extensions"},
+    "mini_swe_agent": LITELLM,
+    "swe_agent": LITELLM,
+    "openhands_sdk": LITELLM,
+    "openhands_cli": {**LITELLM, "GIT_CONFIG_VALUE_0": "https://github.com/OpenHands/extensions"},
     "aider": {
-        **PRICE_LIST,
+        **LITELLM,
         "--no-analytics": "",
         "--no-auto-commits": "",
         "--no-check-update": "",
@@ -67,7 +67,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
         "--no-show-release-notes": "",
         "--no-suggest-shell-commands": "",
     },
-    "terminus_2": PRICE_LIST,
+    "terminus_2": LITELLM,
     "goose": {
         "GOOSE_DISABLE_SESSION_NAMING": "true",
         "GOOSE_TELEMETRY_ENABLED": "false",
@@ -83,6 +83,23 @@ SWITCHES: dict[str, dict[str, Any]] = {
     },
     "openclaw": {"memory.search.enabled": False, "telemetry.enabled": False, "update.checkOnStart": False},
 }
+OWN_FILES: dict[str, dict[str, Any]] = {
+    "claude_code": {"--strict-mcp-config": "", "disableAllHooks": True},
+    "opencode": {"OPENCODE_DISABLE_PROJECT_CONFIG": "1"},
+    "gemini_cli": {"--skip-trust": "", "security.folderTrust.enabled": True},
+    "qwen_code": {
+        "--allowed-mcp-server-names": "",
+        "disableAllHooks": True,
+        "mcp.serverCommand": "",
+        "tools.callCommand": "",
+        "tools.discoveryCommand": "",
+        "tools.sandbox": False,
+    },
+    "openhands_cli": {"HTTPS_PROXY": "", "LMNR_PROJECT_API_KEY": "", "OTEL_EXPORTER_OTLP_ENDPOINT": ""},
+    "pi": {"--no-approve": "", "defaultProjectTrust": "never"},
+}
+"""By which servers, hooks and commands that a repository's own files name are not started or asked. Codex, Goose and
+the others start none. That nothing comes of these files either was seen with the real programs."""
 READERS: dict[str, Callable[[str], Any]] = {
     "json": json.loads,
     "toml": tomllib.loads,
@@ -116,6 +133,23 @@ def test_what_a_program_does_unasked_is_switched_off_by_its_own_words(name: str,
     spec = {"harness": name}
     found = told(plugin("harnesses", name)(AgentSpec.parse(spec)), make_context(agent=spec))
     assert {key: found.get(key) for key in SWITCHES[name]} == SWITCHES[name]
+
+
+@pytest.mark.parametrize("name", OWN_FILES)
+def test_what_a_repositorys_own_files_would_start_is_not_started(name: str, make_context: MakeContext) -> None:
+    spec = {"harness": name}
+    found = told(plugin("harnesses", name)(AgentSpec.parse(spec)), make_context(agent=spec))
+    assert {key: found.get(key) for key in OWN_FILES[name]} == OWN_FILES[name]
+
+
+def test_of_mcp_servers_qwen_code_starts_the_tasks_own_and_hooks_if_the_task_has_some(
+    make_context: MakeContext,
+) -> None:
+    config = {"mcpServers": {"two": {"command": "b"}}, "disableAllHooks": False}
+    servers = [{"name": "one", "command": "a"}]
+    spec = {"harness": "qwen_code", "mcp_servers": servers, "settings": {"config": config}}
+    found = told(plugin("harnesses", "qwen_code")(AgentSpec.parse(spec)), make_context(agent=spec))
+    assert (found["--allowed-mcp-server-names"], found["disableAllHooks"]) == ("two,one", False)
 
 
 def test_a_task_can_have_hermes_look_back_over_long_turns(make_context: MakeContext) -> None:

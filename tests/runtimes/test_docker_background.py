@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from polarq.contracts.rollout import ExecKind
 from polarq.testing.runtime_protocols import LONG_S, appears, lives
 
-from .docker_rig import Sandboxes, daemon_is_here
+from .docker_rig import Sandboxes
 
 pytestmark = pytest.mark.docker
-
-
-@pytest.fixture
-async def sandboxes(tmp_path: Path) -> AsyncIterator[Sandboxes]:
-    daemon_is_here()
-    made = Sandboxes(tmp_path)
-    yield made
-    await made.stop()
 
 
 async def test_what_was_left_behind_can_be_ended_and_the_sandbox_goes_on(sandboxes: Sandboxes) -> None:

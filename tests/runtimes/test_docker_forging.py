@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from polarq.contracts.rollout import ExecKind
 from polarq.testing.runtime_protocols import LONG_S, appears, lives
 from polarq_worker.runtimes.docker.runtime import DockerRuntime
 
-from .docker_rig import Sandboxes, daemon_is_here
+from .docker_rig import Sandboxes
 
 pytestmark = pytest.mark.docker
 
@@ -67,14 +66,6 @@ while True:
     with open(sys.argv[1], "w") as out:
         print(rounds, file=out)
 """
-
-
-@pytest.fixture
-async def sandboxes(tmp_path: Path) -> AsyncIterator[Sandboxes]:
-    daemon_is_here()
-    made = Sandboxes(tmp_path)
-    yield made
-    await made.stop()
 
 
 async def forged(sandbox: DockerRuntime, user: str) -> asyncio.Task[object]:

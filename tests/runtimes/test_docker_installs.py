@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from polarq_worker.runtimes.docker.runtime import DockerRuntime
 from polarq_worker.stages.prepare import PrepareFailed, prepare
 
 from ..harnesses.package_registry import PASSWORD, registry
-from .docker_rig import Sandboxes, daemon_is_here
+from .docker_rig import Sandboxes
 
 pytestmark = pytest.mark.docker
 
@@ -28,14 +28,6 @@ USER = "4711:4712"
 def port() -> Iterator[int]:
     with registry("1.2.0") as opened:
         yield opened
-
-
-@pytest.fixture
-async def sandboxes(tmp_path: Path) -> AsyncIterator[Sandboxes]:
-    daemon_is_here()
-    made = Sandboxes(tmp_path)
-    yield made
-    await made.stop()
 
 
 @pytest.fixture

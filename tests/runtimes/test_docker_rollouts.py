@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from polarq.contracts.endings import Ending
 from polarq.contracts.rollout import Boundary, RolloutResult, RolloutState
 from polarq.contracts.specs import NetworkPolicy
 from polarq.contracts.task import Task
@@ -18,7 +19,7 @@ from polarq.testing.ports import free_port
 from polarq.testing.stack import LocalStack
 from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.docker import config
-from tests.worker.conftest import ask, shell_task, write_scenario
+from tests.worker.conftest import ask, commands_with, shell_task, wait_until, write_scenario
 
 from .docker_rig import IMAGE, daemon_is_here
 
@@ -53,8 +54,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
         subprocess.run(["docker", "rmi", "-f", *left.split()], check=False, capture_output=True)
 
 
-def rollout(stack: LocalStack, name: str, command: str, **runtime: Any) -> RolloutResult:
-    task = shell_task(name, command, runtime={"backend": "docker", "image": IMAGE, **runtime}, timeout_seconds=120)
+def rollout(
+    stack: LocalStack, name: str, command: str, more: dict[str, Any] | None = None, **runtime: Any
+) -> RolloutResult:
+    place = {"backend": "docker", "image": IMAGE, **runtime}
+    task = shell_task(name, command, **{"runtime": place, "timeout_seconds": 120, **(more or {})})
     stack.client.submit(Task.parse(task))
     (result,) = stack.client.wait(name, PATIENCE_S).results
     return result
@@ -109,6 +113,19 @@ def test_what_uses_up_its_memory_is_said_in_the_result(stack: LocalStack) -> Non
     result = rollout(stack, "hungry", ask() + hungry, memory_mb=96)
     said = result.model_dump_json()
     assert "memory (96 MB)" in said, said[:2000]
+
+
+def test_an_evaluator_that_hangs_ends_at_its_time_without_a_reward(stack: LocalStack) -> None:
+    hang = "echo 1 > $POLARQ_REWARD_FILE; trap '' TERM INT; setsid -f sleep 4321.7 & sleep 4321.7"
+    evaluator = {"strategy": "script", "config": {"command": hang, "reward_from": "file"}}
+    result = rollout(stack, "hanging", ask(), {"evaluator": evaluator, "timeouts": {"evaluate_s": 3}})
+    outcome = result.outcome
+    assert result.trajectory is not None
+    assert (outcome.state, outcome.boundary) == (RolloutState.TIMED_OUT, Boundary.EVALUATOR), outcome
+    assert (outcome.reason, outcome.ending, outcome.trainable) == ("evaluate_timeout", Ending.EVALUATOR, False)
+    assert (result.reward, [trace.reward for trace in result.trajectory.traces]) == (None, [None])
+    wait_until(lambda: not [name for name in containers(stack) if "hanging" in name], PATIENCE_S)
+    assert commands_with("4321.7") == []
 
 
 def test_what_a_killed_worker_leaves_the_next_one_removes(stack: LocalStack) -> None:

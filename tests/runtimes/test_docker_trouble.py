@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,9 @@ from polarq_worker.runtimes.base import Host
 from polarq_worker.runtimes.docker import config
 from polarq_worker.runtimes.docker.runtime import DockerRuntime
 
-from .docker_rig import LONG_S, Sandboxes, daemon_is_here, host_of, small_tree
+from .docker_rig import LONG_S, Sandboxes, host_of, small_tree
 
 pytestmark = pytest.mark.docker
-
-
-@pytest.fixture
-async def sandboxes(tmp_path: Path) -> AsyncIterator[Sandboxes]:
-    daemon_is_here()
-    made = Sandboxes(tmp_path)
-    yield made
-    await made.stop()
 
 
 class TestLimits:

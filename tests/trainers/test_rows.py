@@ -16,7 +16,9 @@ from polarq.trainers.advantages import Baseline, advantages, rewards_of, turn_ad
 from polarq.trainers.rows import rows, version_number, written_out
 from polarq.trajectory.base import rewarded
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
+from tests.export.samples import looking_calls
 from tests.trajectory.calls import call
+from tests.trajectory.pictures import PAD
 
 
 def result(*calls: Completion, reward: float | None = 1.0, trainable: bool = True, **more: Any) -> RolloutResult:
@@ -59,6 +61,34 @@ def test_a_row_has_what_a_teacher_said_of_each_token() -> None:
     assert rows(one)[0].teacher_logprobs is None
 
 
+def test_what_a_teacher_said_of_tokens_that_are_not_trained_on_is_nothing() -> None:
+    one = result(call(0, [1], [2, 3]), call(1, [1, 2, 3, 4], [5]))
+    assert one.trajectory is not None
+    verdict = Reward(outcome=1, evaluator="e", teacher_logprobs=[[-2.0, -3.0, -4.0, -5.0]])
+    (row,) = rows(one.model_copy(update={"trajectory": rewarded(one.trajectory, verdict)}))
+    assert (row.loss_mask, row.teacher_logprobs) == ([1, 1, 0, 1], [-2.0, -3.0, 0.0, -5.0])
+
+
+def test_a_row_is_its_traces_and_its_rollouts() -> None:
+    first, last = looking_calls()
+    shown = result(first, last.model_copy(update={"finish_reason": "length"}), index=4, rollout_id="t.4")
+    assert shown.trajectory is not None
+    (trace,) = shown.trajectory.traces
+    (row,) = rows(shown)
+    of_trace = (row.trace, row.prompt_ids, row.response_ids, row.loss_mask, row.logprobs, row.images, row.turns)
+    assert of_trace == (0, [1], [2, 9, PAD, PAD, 3, 4], [1, 1, 0, 0, 0, 1], trace.logprobs, trace.images, trace.turns)
+    assert (len(row.images), len(row.turns), row.finish_reason) == (1, 2, "length")
+    assert (row.group, row.rollout, row.rollout_id) == ("t", 4, "t.4")
+
+
+def test_a_row_has_the_reward_of_its_own_trace() -> None:
+    one = result(call(0, [1], [2]), call(1, [5], [6]))
+    assert one.trajectory is not None
+    verdict = Reward(outcome=1.0, trace_rewards=[0.25, 0.0], evaluator="e")
+    made = rows(one.model_copy(update={"trajectory": rewarded(one.trajectory, verdict), "reward": verdict}))
+    assert [row.reward for row in made] == [0.25, 0.0]
+
+
 def test_what_a_trainer_may_not_use_makes_no_row() -> None:
     assert rows(result(call(0, [1], [2]), trainable=False)) == []
 
@@ -97,6 +127,24 @@ def test_a_tree_is_written_out_before_rows_are_made_of_it() -> None:
     assert [row.prompt_ids for row in rows(out)] == [[1], [1, 2, 6]]
 
 
+def test_a_branch_of_a_branch_is_written_out_whole() -> None:
+    calls = [
+        call(0, [1], [2]),
+        call(1, [1, 2, 3], [4, 5, 5]),
+        call(2, [1, 2, 6], [7]),
+        call(3, [1, 2, 6, 7, 8], [9, 9]),
+        call(4, [1, 2, 6, 7, 10], [11]),
+    ]
+    tree = result(*calls, config={"emit": "tree"}).trajectory
+    assert tree is not None
+    assert [(trace.parent, trace.left_out, trace.prompt_ids) for trace in tree.traces] == [
+        (None, 0, [1]),
+        (0, 2, [6]),
+        (1, 4, [10]),
+    ]
+    assert [trace.prompt_ids for trace in written_out(tree).traces] == [[1], [1, 2, 6], [1, 2, 6, 7, 10]]
+
+
 def test_a_result_that_was_read_without_its_tokens_says_so() -> None:
     with pytest.raises(InvalidInput, match="read without its trajectory"):
         rows(result(call(0, [1], [2])).model_copy(update={"trajectory": None}))
@@ -126,6 +174,7 @@ def test_advantages_of_known_groups() -> None:
     assert advantages({"a": 3.0}, baseline=Baseline.LEAVE_ONE_OUT) == {"a": 0.0}
     assert advantages({"a": 3.0}, baseline=Baseline.NONE) == {"a": 3.0}
     assert advantages({}) == {}
+    assert advantages({"a": 0.0, "b": 2e-6}) == pytest.approx({"a": -1 / (1 + 2**0.5), "b": 1 / (1 + 2**0.5)})
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), None, "one", pytest.param(10**400, id="huge")])

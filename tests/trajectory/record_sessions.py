@@ -3,11 +3,13 @@
     python -m tests.trajectory.record_sessions                  all of them
     python -m tests.trajectory.record_sessions codex pi.exact   these
 
-Each program runs unmodified in a local sandbox, through the real proxy, once in exact and once in observe mode. The
-model is scripted (steps.yaml beside the recordings); what its shell tool is called stands in the program's scenario of
-the conformance suite. HARNESS_CACHE: where installed programs are kept (else as `polarq harness check` keeps them).
-The release of this machine's kernel, which some programs tell the model, becomes another one, in the text and in the
-ids. A recording is refused when a step is missing, the repair is not rewarded, or it tells more of this machine.
+Each program runs unmodified in a local sandbox, through the real proxy, once in exact and once in observe mode, and a
+few in observe mode once more with a model whose ids are not those that its texts encode to (NAME.drift). The model is
+scripted (steps.yaml beside the recordings); what its shell tool is called stands in the program's scenario of the
+conformance suite. HARNESS_CACHE: where installed programs are kept (else as `polarq harness check` keeps them). What
+some programs tell the model of this machine (its kernel's release, where its Python is) becomes another one's, in the
+text and in the ids. A recording is refused when a step is missing, the repair is not rewarded, or it tells more of this
+machine.
 """
 
 from __future__ import annotations
@@ -35,13 +37,17 @@ from polarq.testing.conformance.scenario import ProgramScenario, load
 from polarq.testing.inference.scenario import Scenario, ToolCall, Turn
 from polarq.testing.inference.tokenizer import load_tokenizer
 
-from .sessions import CONTEXTS, FOLDER, keep
+from .sessions import CONTEXTS, DRIFT, FOLDER, keep
 
-RECORDED = ("claude_code", "codex", "gemini_cli", "mini_swe_agent", "opencode", "pi")
+RECORDED = ("claude_code", "codex", "gemini_cli", "mini_swe_agent", "opencode", "openhands_sdk", "pi", "qwen_code")
+ONE_COMMAND = ("openhands_sdk",)
+"""Their shell tool refuses several commands at once; a group of them is one."""
 TASK = Path(__file__).parents[2] / "polarq" / "testing" / "calculator" / "task.yaml"
+DRIFTED = ("mini_swe_agent", "pi")
 DRIFT_SEED = 7
 AGENT_S = 600.0
-RELEASE = "6.1.0"
+INSTEAD = {os.uname().release: "6.1.0", sys.executable: "/usr/bin/python3"}
+"""What is said of another machine, in place of what is true of this one."""
 
 
 class Drifting(ProgramScenario):
@@ -51,13 +57,15 @@ class Drifting(ProgramScenario):
         return super().scenario().model_copy(update={"drift_seed": DRIFT_SEED})
 
 
-def scenario_of(harness: str, *, exact: bool) -> ProgramScenario:
+def scenario_of(harness: str, context: str) -> ProgramScenario:
     """The program's own, with the steps in place of its first turn."""
     short = load(harness, plugin("harnesses", harness).conformance)
     (tool,) = short.turns[0].tool_calls
     steps = yaml.safe_load((FOLDER / "steps.yaml").read_text(encoding="utf-8"))
-    turns = (*(_turn(tool, step, thinks=exact) for step in steps), short.turns[-1])
-    kind = Drifting if exact else ProgramScenario
+    if harness in ONE_COMMAND:
+        steps = [{**step, "runs": _grouped(step["runs"])} for step in steps]
+    turns = (*(_turn(tool, step, thinks=context == "exact") for step in steps), short.turns[-1])
+    kind = ProgramScenario if context == "observe" else Drifting
     return kind(**{**dict(short), "turns": turns, "agent_s": AGENT_S})
 
 
@@ -70,11 +78,15 @@ def _turn(tool: ToolCall, step: dict[str, str], *, thinks: bool) -> Turn:
     return Turn(content=step["says"], reasoning=step["thinks"] if thinks else "", tool_calls=(call,))
 
 
+def _grouped(commands: str) -> str:
+    return f"{{\n{commands}\n}}" if "\n" in commands else commands
+
+
 def recorded(harness: str, context: str, cache: Path) -> tuple[RolloutResult, list[dict[str, Any]]]:
     """The result and the lines of the recording. Raises ValueError when it is not what it should be."""
-    scenario = scenario_of(harness, exact=context == "exact")
+    scenario = scenario_of(harness, context)
     dialect = plugin("harnesses", harness).dialects[0]
-    node = {"proxy": {"context": context}}
+    node = {"proxy": {"context": "exact" if context == "exact" else "observe"}}
     with Bench(scenario, dialect, {"backend": "local"}, cache=cache, node=node) as bench:
         bench.submit(_task(bench))
         ran = bench.ended("repair")
@@ -110,14 +122,14 @@ def _program(ran: Ran) -> dict[str, Any]:
 
 
 def _redacted(call: Completion) -> Completion:
-    """Without the release of this machine's kernel."""
-    messages = json.loads(json.dumps(call.messages).replace(os.uname().release, RELEASE))
-    return call.model_copy(
-        update={"messages": messages, "prompt_ids": _replaced(call.prompt_ids, os.uname().release, RELEASE)}
-    )
+    """Of another machine."""
+    messages, ids = json.dumps(call.messages), call.prompt_ids
+    for found, instead in INSTEAD.items():
+        messages, ids = messages.replace(found, instead), _replaced(ids, found, instead)
+    return call.model_copy(update={"messages": json.loads(messages), "prompt_ids": ids})
 
 
-def _replaced(ids: Sequence[int], found: str, instead: str) -> list[int]:
+def _replaced(ids: list[int], found: str, instead: str) -> list[int]:
     """The ids with one text in place of another: whatever tokens it lies in are encoded anew, and no others."""
     tokenizer = load_tokenizer()
     pieces = tokenizer.pieces(ids)
@@ -147,7 +159,7 @@ def _as_it_should_be(ran: Ran, calls: Sequence[Completion], turns: int) -> None:
 
 
 def _of_this_machine() -> Iterator[str]:
-    yield from {socket.gethostname(), str(Path.home()), str(Path.cwd()), os.uname().release}
+    yield from {socket.gethostname(), str(Path.home()), str(Path.cwd()), sys.prefix, *INSTEAD}
     if (user := getpass.getuser()) != "root":  # a word of every other prompt
         yield user
 
@@ -156,7 +168,7 @@ def main(wanted: list[str]) -> None:
     cache = Path(os.environ.get("HARNESS_CACHE") or default_cache())
     for one in wanted or RECORDED:
         harness, _, only = one.partition(".")
-        for context in [only] if only else CONTEXTS:
+        for context in [only] if only else [*CONTEXTS, *([DRIFT] if harness in DRIFTED else [])]:
             result, lines = recorded(harness, context, cache)
             size = keep(harness, context, lines)
             print(f"{harness} {result.metadata}, {context}: {len(lines) - 1} calls, {size:,} bytes", flush=True)

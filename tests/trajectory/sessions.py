@@ -2,7 +2,8 @@
 
 `NAME.exact` was recorded in exact mode, of a model that thinks and samples other ids than its texts encode to;
 `NAME.observe` where the engine renders every prompt, of one that does neither: whether its prompts go on is up to the
-program alone. `tests.trajectory.record_sessions` makes them anew.
+program alone. `NAME.drift` where the engine renders, of a model that samples other ids in each answer, as real ones do
+in some: no prompt goes on. `tests.trajectory.record_sessions` makes them anew.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ else:
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "sessions"
 CONTEXTS = ("exact", "observe")
+DRIFT = "drift"
 
 
 def harnesses(context: str) -> tuple[str, ...]:

@@ -41,3 +41,12 @@ def test_a_call_goes_on_from(asked: list[tuple[str, str]], follows: tuple[str, i
     assert ([one.continues for one in find_breaks([*calls, last]) if one.seq == last.seq] == [expected]) is (
         expected is not None
     )
+
+
+@pytest.mark.parametrize("other", [{"tool_call_id": "2"}, {"content": [{"type": "text", "text": "r"}]}, {"name": None}])
+def test_a_message_of_the_same_words_is_another_one(other: dict[str, Any]) -> None:
+    begun = [*said("Ab"), {"role": "tool", "content": "r", "tool_call_id": "1"}]
+    first = call(0, [1], [2], messages=begun)
+    for last, expected in ((begun[-1], [0]), ({**begun[-1], **other}, [])):
+        later = call(1, [3], [4], messages=[*begun[:-1], last, *said("bC")])
+        assert [earlier.seq for _, earlier in continued([first, later])] == expected

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from polarq.contracts import Completion, CompletionLabel, Reward, Trace, VersionSpan
-from polarq.trajectory.base import rewarded
+from polarq.trajectory.base import Builder, rewarded
 from polarq.trajectory.per_request import PerRequestBuilder
+from polarq.trajectory.prefix_merging import PrefixMergingBuilder
 from tests.trajectory.calls import call
 
 
@@ -41,15 +42,43 @@ def test_untrainable_calls_are_kept_masked_and_named() -> None:
     assert (f.missing_logprobs, f.incomplete_calls, f.side_calls) == (1, 1, 1)
 
 
+@pytest.mark.parametrize("logprobs", [[-0.5, 0.1], [0.0, -9999.0], [1e9, -0.5], [-1e9, -0.5]])
+@pytest.mark.parametrize("builder", [PerRequestBuilder, PrefixMergingBuilder])
+def test_a_number_that_is_no_log_probability_is_not_trained_on(builder: type[Builder], logprobs: list[float]) -> None:
+    trajectory = builder({}).build(
+        [call(0, [1], [2, 3], logprobs=logprobs), call(1, [5], [6, 7], logprobs=[0.0, 1e-6])]
+    )
+    assert [trace.loss_mask for trace in trajectory.traces] == [[0, 0], [1, 1]]
+    assert [trace.logprobs for trace in trajectory.traces] == [[0.0, 0.0], [0.0, 1e-6]]
+    assert trajectory.fidelity.untrainable == {"0": "log-probabilities that cannot be any"}
+
+
+@pytest.mark.parametrize("spans", [[(0, 3)], [(0, 1)], [(1, 2)], [(0, 1), (0, 2)], [(0, 2), (2, 1)]])
+@pytest.mark.parametrize("builder", [PerRequestBuilder, PrefixMergingBuilder])
+def test_versions_that_are_not_those_of_the_sample_are_not_told(
+    builder: type[Builder], spans: list[tuple[int, int]]
+) -> None:
+    told = [VersionSpan(version="v", start=start, end=end) for start, end in spans]
+    (trace,) = (trajectory := builder({}).build([call(0, [1], [2, 3], weight_versions=told)])).traces
+    assert (trace.loss_mask, trace.weight_versions, trajectory.fidelity.versions) == ([0, 0], [], [])
+    assert trajectory.fidelity.untrainable == {"0": "the policy version spans do not cover the sampled ids"}
+
+
 def test_a_trace_sampled_under_a_grammar_says_so() -> None:
     trajectory = build(call(0, [1], [2], grammar="tool_choice"), call(1, [1], [2]))
     assert [t.metadata.get("grammar") for t in trajectory.traces] == ["tool_choice", None]
 
 
 def test_a_call_that_sampled_nothing_makes_no_trace() -> None:
-    trajectory = build(call(0, [1], []), call(1, [1], [2]))
+    trajectory = build(call(0, [1], []), call(1, [1], [2]), call(2, [1], []))
     assert [t.completion_seqs for t in trajectory.traces] == [[1]]
-    assert trajectory.fidelity.empty_calls == 1
+    assert (trajectory.fidelity.empty_calls, trajectory.fidelity.untrainable) == (2, {})
+
+
+def test_what_was_forged_and_sampled_aside_is_counted_in_tokens() -> None:
+    aside = [call(seq, [1], [2, 3, seq], label=CompletionLabel.SIDE) for seq in (1, 2)]
+    f = build(call(0, [1], [2], forged=2), *aside, call(3, [1], [9], forged=3)).fidelity
+    assert (f.forged_control_tokens, f.side_calls, f.side_tokens) == (5, 2, 6)
 
 
 def test_a_broken_prefix_is_located_and_its_cause_told() -> None:
@@ -73,7 +102,8 @@ def test_a_call_whose_last_message_is_the_answer_goes_on_too() -> None:
 
 def test_versions_are_listed_in_order_of_appearance() -> None:
     spans = [VersionSpan(version="v1", start=0, end=1), VersionSpan(version="v2", start=1, end=2)]
-    trajectory = build(call(0, [1], [2, 3], weight_versions=spans))
+    again = [VersionSpan(version="v1", start=0, end=1)]
+    trajectory = build(call(0, [1], [2, 3], weight_versions=spans), call(1, [1], [2], weight_versions=again))
     assert trajectory.fidelity.versions == ["v1", "v2"]
     assert trajectory.traces[0].weight_versions == spans
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from polarq.contracts.completion import Completion
@@ -10,7 +12,7 @@ from polarq.store.codec import encode_trajectory
 from polarq.trajectory.per_request import PerRequestBuilder
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
 from tests.trajectory.checks import check_all_calls
-from tests.trajectory.sessions import CONTEXTS, harnesses, session
+from tests.trajectory.sessions import CONTEXTS, DRIFT, harnesses, session
 
 SAMPLES_RATIO = 5.4
 """How many times fewer samples a trainer gets of merged traces: the gain that Polar's paper tells of."""
@@ -33,6 +35,24 @@ def test_a_history_that_goes_on_is_one_trace(harness: str, context: str) -> None
     assert kept.traces == 1
     check_all_calls(calls, trajectory.traces)
     assert kept.trainable_tokens == sum(len(call.sampled_ids) for call in calls if call.trainable)
+
+
+@pytest.mark.parametrize("harness", harnesses(DRIFT))
+def test_a_history_whose_answers_are_encoded_otherwise_breaks_in_each_of_them_and_loses_nothing(harness: str) -> None:
+    calls = session(harness, DRIFT)
+    trajectory = merged(calls)
+    kept = trajectory.fidelity
+    print(f"{harness} ({DRIFT}): {kept.calls} calls, {kept.traces} traces, {len(kept.breaks)} breaks")
+    check_all_calls(calls, trajectory.traces)
+    assert kept.traces == len(calls)
+    assert [(found.seq, found.continues) for found in kept.breaks] == [(b.seq, a.seq) for a, b in pairwise(calls)]
+    assert {found.cause for found in kept.breaks} == {"sampled tokens re-encoded"}
+    for found, (before, after) in zip(kept.breaks, pairwise(calls), strict=True):
+        seen = [*before.prompt_ids, *before.sampled_ids]
+        assert len(before.prompt_ids) <= found.position < len(seen)
+        assert seen[: found.position] == after.prompt_ids[: found.position]
+        assert seen[found.position] != after.prompt_ids[found.position]
+    assert kept.trainable_tokens == sum(len(call.sampled_ids) for call in calls)
 
 
 @both

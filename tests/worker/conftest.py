@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from polarq.testing.stack import LocalStack
 
-REPOSITORY = Path(__file__).parents[2]
 SCENARIO = """
 name: worker-tests
 scripts:
@@ -109,7 +107,5 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
         home,
         scenario=str(write_scenario(home)),
         nodes={"node0": {"max_run_workers": 4}},
-        sections={"security": {"allowed_modules": ["tests.worker.programs"]}},
-        env={"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])},
     ) as made:
         yield made

@@ -79,8 +79,7 @@ def begun(stack: LocalStack) -> Iterator[LocalStack]:
     for ending, rule in CASES:
         way = WAYS[ending]
         endings = {} if rule is None else {ending.value: rule}
-        agent = {"import_path": "tests.worker.programs:Judged", "settings": {"command": way.command}}
-        fields = {"agent": agent, "endings": endings, "max_replacements": 1, **way.fields}
+        fields = {"endings": endings, "max_replacements": 1, **way.fields}
         task = Task.load(shell_task(task_id(ending, rule), way.command, **fields))
         # Past the client's own checks: what a node cannot do is found there too.
         ledger = stack.client.ledger

@@ -13,6 +13,7 @@ import pytest
 from polarq.contracts import Boundary, ExecKind, RolloutResult, RolloutState
 from polarq.errors import InvalidTask, TaskNotFound
 from polarq.testing.stack import LocalStack
+from polarq_worker.runtimes.capture import LOG_CAP_BYTES
 from tests.needs import not_here
 from tests.worker.conftest import ask, commands_with, shell_task
 
@@ -77,6 +78,23 @@ def test_a_hundred_megabytes_of_output_are_cut_and_the_rollout_goes_on(stack: Lo
     assert step.truncated
     assert step.stdout_tail.endswith("the end\n")
     assert len(step.stdout_tail) < 10_000
+
+
+def test_of_a_harness_that_floods_with_what_is_no_text_and_will_not_end_the_files_come_back(stack: LocalStack) -> None:
+    command = rf"""{ask(1)}
+mkdir out; echo kept > out/$'\xff\xfe'; echo kept > out/$'a\nb'
+trap '' TERM INT HUP
+while :; do head -c 1000000 /dev/urandom; head -c 1000000 /dev/urandom >&2; done"""
+    task = shell_task("fault-deaf", command, timeouts={"agent_s": 5}, artifacts=[{"path": "out/*"}])
+    result = run(stack, task)
+    assert (result.outcome.state, result.outcome.reason) == (S.TIMED_OUT, "agent_timeout")
+    assert result.harness is not None
+    assert result.harness.steps[-1].truncated
+    files = {one.name: one for one in result.artifacts}
+    assert {"out/\\xff\\xfe", "out/a\\nb"} < set(files)
+    assert files["out/a\\nb"].size == len("kept\n")
+    logs = [files[f"logs/agent/step.00.{stream}"] for stream in ("stdout", "stderr")]
+    assert all(0 < one.size < LOG_CAP_BYTES + 1_100_000 for one in logs)
 
 
 def test_output_that_is_no_text_does_no_harm(stack: LocalStack) -> None:
@@ -215,7 +233,8 @@ def test_a_full_disk_is_said_as_such_and_the_node_goes_on(small_disk: Path, tmp_
     with LocalStack(tmp_path, scenario=str(scenario), nodes={"node0": {"min_free_disk_mb": 0}}, env=env) as own:
         runtime = {"backend": "local", "prepare": [upload]}
         result = run(own, shell_task("full-upload", "true", runtime=runtime))
-        assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.PREPARE)
+        assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.RUNTIME)
+        assert result.outcome.reason == "disk_full"
         assert "No space left" in result.outcome.message
         result = run(own, shell_task("full-write", f"{ask(1)}\nhead -c 9000000 /dev/zero > big || exit 7"))
         assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.RUNTIME)

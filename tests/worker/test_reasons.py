@@ -61,12 +61,13 @@ def test_each_fault_of_a_sandbox_has_its_reason_in_every_stage(stage: str, fault
 
 
 def test_what_failed_in_a_recipe_is_told_apart_from_what_its_sandbox_did() -> None:
-    def ended(report: StepReport) -> tuple[Boundary, str]:
-        outcome = outcome_of("prepare", PrepareFailed("x", index=0, reports=[report]))
+    def ended(report: StepReport, **found: bool) -> tuple[Boundary, str]:
+        outcome = outcome_of("prepare", PrepareFailed("x", index=0, reports=[report], **found))
         return outcome.boundary, outcome.reason
 
     assert ended(StepReport(kind=ExecKind.EXITED, exit_code=1)) == (B.PREPARE, "prepare_failed")
     assert ended(StepReport(kind=ExecKind.SANDBOX_LOST)) == (B.RUNTIME, "sandbox_lost")
+    assert ended(StepReport(kind=ExecKind.EXITED, exit_code=1), disk_full=True) == (B.RUNTIME, "disk_full")
     assert ended(StepReport(kind=ExecKind.SIGNALLED, signal=9, out_of_memory=True)) == (B.RUNTIME, "out_of_memory")
     outcome = outcome_of("prepare", HistoryNotScrubbed("x"))
     assert (outcome.boundary, outcome.reason) == (B.PREPARE, "history_not_scrubbed")

@@ -28,8 +28,8 @@ from polarq_proxy.faults import CallFault, FaultKind
 from polarq_proxy.jsons import NotJson, decode, encode
 
 _MODEL = r"(?:(?:.+?/)?(?:models|tunedModels|endpoints)/)?(?P<model>.+)"
-"""`models/M`, `tunedModels/M`, `publishers/google/models/M`, `projects/P/locations/L/publishers/google/models/M`; a client
-that takes a name with a slash in it for a whole resource name sends that name alone."""
+"""`models/M`, `tunedModels/M`, `publishers/google/models/M`, `projects/P/locations/L/publishers/google/models/M`.
+A client that takes a name with a slash in it for a whole resource name sends that name alone."""
 _HEADERS = ("x-goog-api-key", "x-goog-api-client")
 _OPERATION = re.compile(r"(?:^|/)(?:models|tunedModels|endpoints)/[^/].*:[A-Za-z]+$")
 

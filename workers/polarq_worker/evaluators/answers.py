@@ -15,8 +15,12 @@ from polarq_worker.runtimes.base import Runtime
 
 MAX_ANSWER_BYTES = 1024 * 1024
 READ_S = 60.0
-_READ = '[ -f "$1" ] || exit 3; exec head -c "$2" -- "$1"'
-_NO_FILE = 3
+_READ = """
+[ -e "$1" ] || [ -L "$1" ] || exit 3
+[ -f "$1" ] && [ -r "$1" ] && { [ ! -L "$1" ] || [ "$3" = links ]; } || exit 4
+exec head -c "$2" -- "$1"
+"""
+_NO_FILE, _NO_REGULAR_FILE = 3, 4
 
 
 class NoAnswer(Exception):
@@ -71,11 +75,14 @@ def text_of(message: dict[str, Any]) -> str:
     return "\n".join(text for text in texts if isinstance(text, str) and text)
 
 
-async def read_file(runtime: Runtime, path: str, max_bytes: int) -> bytes | None:
-    """A file's content; None where there is none, and a `NoAnswer` where it is larger. Raises `EvaluatorFault` and
-    `RuntimeFault` where it cannot be looked at."""
+async def read_file(
+    runtime: Runtime, path: str, max_bytes: int, *, links: bool = True, cwd: str | None = None
+) -> bytes | None:
+    """A file's content; None where there is none, and a `NoAnswer` where it is larger or no file that can be read
+    (nor a link to one, without `links`). Raises `EvaluatorFault` and `RuntimeFault` where it cannot be looked at."""
     result = await runtime.exec(
-        ["bash", "-c", _READ, "bash", as_seen(runtime, path), str(max_bytes + 1)],
+        ["bash", "-c", _READ, "bash", as_seen(runtime, path), str(max_bytes + 1), "links" if links else "none"],
+        cwd=cwd,
         env=QUIET_SHELL,
         timeout_s=READ_S,
         max_output_bytes=2 * max_bytes + 16,
@@ -87,6 +94,8 @@ async def read_file(runtime: Runtime, path: str, max_bytes: int) -> bytes | None
         raise SandboxLost(f"reading {path}: {result.why}")
     if result.exit_code == _NO_FILE:
         return None
+    if result.exit_code == _NO_REGULAR_FILE:
+        raise NoAnswer(f"{path} is no regular file that can be read")
     if not result.ok:
         raise EvaluatorFault(f"reading {path}: {result.why}")
     if len(result.stdout) > max_bytes:

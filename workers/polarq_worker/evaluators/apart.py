@@ -65,8 +65,8 @@ async def run_apart(
         raise EvaluatorFault(f"{what}: {result.why}")
     try:
         reply = json.loads(result.stdout)
-    except ValueError:
+    except (ValueError, RecursionError):
         reply = None
-    if not isinstance(reply, dict) or result.truncated:
+    if not isinstance(reply, dict):
         raise EvaluatorFault(f"{what}: its reply is no JSON object")
     return reply

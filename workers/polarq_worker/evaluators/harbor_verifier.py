@@ -54,12 +54,17 @@ fi
 """
 _READ = """
 for name in reward.txt reward.json; do
-    if [ -f "$1/$name" ]; then head -c "$2" -- "$1/$name" | base64 -w 0; fi
+    if [ -f "$1/$name" ] && [ ! -L "$1/$name" ]; then
+        head -c "$2" -- "$1/$name" | base64 -w 0
+    elif [ -e "$1/$name" ] || [ -L "$1/$name" ]; then
+        echo "$name" >&2
+        exit 92
+    fi
     echo .
 done
 """
-NOT_READY, TAKEN = 90, 91
-"""The reward's folder cannot be made, or not be put in its place: somebody else is at it."""
+NOT_READY, TAKEN, NO_REGULAR_FILE = 90, 91, 92
+"""The reward's folder cannot be made; somebody else is at its place; a reward is a pipe, a folder, a link."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ async def _once(
         user=user,
         timeout_s=timeout_s,
         log=log,
-        max_output_bytes=4 * MAX_REWARD_BYTES,
+        max_output_bytes=6 * MAX_REWARD_BYTES,  # half of it from the end, where both rewards are
         category=ExecCategory.VERIFIER,
     )
     _blame(result, log)
@@ -141,6 +146,8 @@ async def _read(runtime: Runtime, config: HarborConfig, found: Verified) -> Veri
         category=ExecCategory.VERIFIER,
     )
     _blame(result, LOG)
+    if result.exit_code == NO_REGULAR_FILE:
+        raise EvaluatorFault(f"{result.stderr_text.strip()} is no regular file; see log {found.report['log']}")
     text, data = (line.rstrip(".") for line in [*result.stdout_text.split("\n"), "", ""][:2])
     return Verified(base64.b64decode(text), base64.b64decode(data), found.status, found.report)
 

@@ -17,11 +17,13 @@ from typing import Any, Self
 
 from polarq.contracts.judging import JudgeConfig
 from polarq.errors import EvaluatorFault
-from polarq_worker.evaluators.asking import Asking, ServerFailed, Tally, allowed_key, json_object
+from polarq_worker.evaluators.asking import Asking, ServerFailed, Tally, allowed_key
 from polarq_worker.evaluators.base import EvaluationContext
 from polarq_worker.evaluators.verdicts import NoVerdict, one_object
 
 SHOWN = 2000
+MAX_COUNT = 1 << 40
+"""Of tokens; a server that counts more, or less than none, cannot count."""
 DEFAULT_KEY_ENV = "JUDGE_API_KEY"
 LOG = "eval/judge.jsonl"
 
@@ -47,6 +49,7 @@ class Costs(Tally):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     replies: list[str] = field(default_factory=list)
+    """Each cut to `SHOWN` characters."""
 
     @property
     def tokens(self) -> int:
@@ -57,7 +60,7 @@ class Costs(Tally):
             "judge_calls": self.calls,
             "judge_cached": self.cached,
             "judge_tokens": {"prompt": self.prompt_tokens, "completion": self.completion_tokens},
-            "judge_replies": [text[:SHOWN] for text in self.replies],
+            "judge_replies": self.replies,
             "judge_refused": self.refused,
         }
 
@@ -155,13 +158,13 @@ class Judge:
             answer = await self._server(f"{base.removesuffix('/v1')}/v1/chat/completions", body)
         except ServerFailed as exc:
             raise JudgeFailed(str(exc)) from None
-        return self._counted(json_object(answer))
+        return self._counted(answer)
 
     def _counted(self, data: dict[str, Any]) -> dict[str, Any]:
         usage = data.get("usage")
         for name in ("prompt_tokens", "completion_tokens"):
             count = usage.get(name) if isinstance(usage, dict) else None
-            if isinstance(count, int) and not isinstance(count, bool):
+            if isinstance(count, int) and not isinstance(count, bool) and 0 < count < MAX_COUNT:
                 setattr(self.costs, name, getattr(self.costs, name) + count)
         return data
 
@@ -172,7 +175,7 @@ class Judge:
         message = first.get("message") if isinstance(first, dict) else None
         content = message.get("content") if isinstance(message, dict) else None
         text = content if isinstance(content, str) else ""
-        self.costs.replies.append(text or json.dumps(message)[:SHOWN])
+        self.costs.replies.append((text or json.dumps(message or data))[:SHOWN])
         return text
 
     # --- the cache

@@ -124,9 +124,12 @@ class ScriptEvaluator(Evaluator):
 
     async def _said(self, runtime: Runtime, result: ExecResult, reward_file: str) -> str:
         if self._config.reward_from == "output":
-            return (result.stdout_text.strip().splitlines() or [""])[-1]
+            line = (result.stdout_text.strip().splitlines() or [""])[-1]
+            if len(line.encode()) > MAX_REWARD_BYTES:  # of which the beginning may be left out
+                raise EvaluatorFault(f"the last line of the script's output has more than {MAX_REWARD_BYTES} bytes")
+            return line
         try:
-            data = await read_file(runtime, reward_file, MAX_REWARD_BYTES)
+            data = await read_file(runtime, reward_file, MAX_REWARD_BYTES, links=False)
         except NoAnswer as exc:
             raise EvaluatorFault(str(exc)) from None
         if data is None:

@@ -73,8 +73,15 @@ def from_report(data: bytes) -> Statuses:
     if head == b"<":
         return worst(_junit(data))
     if head in {b"{", b"["}:
-        return worst(_json(json.loads(data)))
+        return worst(_json(_loaded(data)))
     raise ValueError("it is neither XML nor JSON")
+
+
+def _loaded(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is JSON that is nested too deep") from None
 
 
 def dotted(test_id: str) -> str:

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from polarq.errors import EvaluatorFault
-from polarq_worker.evaluators.asking import Asking, json_object
+from polarq_worker.evaluators.asking import MAX_ANSWER_BYTES, Asking
 from polarq_worker.evaluators.base import EngineAddress
 
+BYTES_PER_ID = 512
+"""What an answer may have for each id that it scores: vLLM writes about 100, with the id's text among them."""
 MISSING = -9999.0
 """What vLLM writes for a probability of 0, and for one that it does not know."""
 
@@ -45,8 +47,9 @@ class Teacher(ABC):
 
     async def look(self) -> None:
         """Finds the model and how much it reads; called first."""
-        answer = json_object(await self._ask(f"{self._base}/v1/models"))
-        served = {item["id"]: item.get("max_model_len") for item in answer.get("data", []) if "id" in item}
+        listed = (await self._ask(f"{self._base}/v1/models")).get("data")
+        items = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+        served = {item["id"]: item.get("max_model_len") for item in items if isinstance(item.get("id"), str)}
         if not self._model and len(served) == 1:
             self._model = next(iter(served))
         if self._model not in served:
@@ -89,11 +92,15 @@ class Teacher(ABC):
         return [found[at] for at in wanted]
 
     async def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        answer = json_object(await self._ask(f"{self._base}/tokenize", {"model": self._model, "messages": messages}))
+        answer = await self._ask(f"{self._base}/tokenize", {"model": self._model, "messages": messages})
         ids = answer.get("tokens")
         if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
             raise EvaluatorFault("the teacher's server renders no messages (/tokenize; SGLang has it since 0.5.12)")
         return ids
+
+    async def _answer(self, route: str, ids: Sequence[int], body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request that scores `ids`; it is as long as they are many."""
+        return await self._ask(f"{self._base}{route}", body, most_bytes=MAX_ANSWER_BYTES + BYTES_PER_ID * len(ids))
 
     @abstractmethod
     async def _scored(self, ids: Sequence[int], first: int) -> dict[int, Any]:
@@ -110,8 +117,10 @@ class VllmTeacher(Teacher):
             "prompt_logprobs": 0,
             "return_token_ids": True,
         }
-        choices = json_object(await self._ask(f"{self._base}/v1/completions", body)).get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else {}
+        choices = (await self._answer("/v1/completions", ids, body)).get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(choice, dict):
+            choice = {}
         entries, read = choice.get("prompt_logprobs"), choice.get("prompt_token_ids")
         if not isinstance(entries, list) or len(entries) != len(ids):
             raise EvaluatorFault("the teacher's server scores no prompts (prompt_logprobs of /v1/completions)")
@@ -129,10 +138,12 @@ class SglangTeacher(Teacher):
             "return_logprob": True,
             "logprob_start_len": start,
         }
-        meta = json_object(await self._ask(f"{self._base}/generate", body)).get("meta_info")
+        meta = (await self._answer("/generate", ids, body)).get("meta_info")
         entries = meta.get("input_token_logprobs") if isinstance(meta, dict) else None
         if not isinstance(entries, list) or len(entries) != len(ids) - start:
             raise EvaluatorFault("the teacher's server scores no prompts (input_token_logprobs of /generate)")
+        if not all(isinstance(entry, list) and len(entry) >= 2 for entry in entries):
+            raise EvaluatorFault("the teacher's server gave entries of input_token_logprobs that are no pairs")
         # It writes 0 for the last id of the vocabulary.
         if any(entry[1] not in (token_id, 0) for entry, token_id in zip(entries, ids[start:], strict=True)):
             raise EvaluatorFault("the teacher's server read other tokens than it was sent")

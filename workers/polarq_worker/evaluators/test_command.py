@@ -10,6 +10,7 @@ from typing import Any
 
 from polarq.contracts.evaluators import TestOnOutputConfig
 from polarq.contracts.sandbox import ExecCategory
+from polarq_worker.evaluators.answers import NoAnswer, read_file
 from polarq_worker.evaluators.expectations import is_full
 from polarq_worker.evaluators.statuses import Statuses, from_output, from_report, worst
 from polarq_worker.runtimes.base import ExecResult, Runtime
@@ -126,18 +127,10 @@ def _from_text(config: TestOnOutputConfig, result: ExecResult) -> Statuses:
 
 async def _from_report(runtime: Runtime, folder: str, path: str) -> tuple[Statuses | None, str]:
     """(statuses, "") or (None, why not)"""
-    read = await runtime.exec(
-        ["cat", "--", path],
-        cwd=folder,
-        timeout_s=READ_S,
-        max_output_bytes=MAX_REPORT_BYTES,
-        category=ExecCategory.VERIFIER,
-    )
-    if not read.ok or read.truncated:
-        return None, f"more than {MAX_REPORT_BYTES} bytes" if read.ok else read.why
     try:
-        return from_report(read.stdout), ""
-    except ValueError as exc:
+        data = await read_file(runtime, path, MAX_REPORT_BYTES, cwd=folder)
+        return (None, f"there is no file {path}") if data is None else (from_report(data), "")
+    except (NoAnswer, ValueError) as exc:
         return None, str(exc)
 
 

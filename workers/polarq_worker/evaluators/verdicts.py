@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 _FENCE = re.compile(r"\s*```[A-Za-z]*[ \t]*\n(.*?)\n?```\s*", re.DOTALL)
 MAX_CHARS = 200_000
+MAX_WORK, PER_TRY = 1_000_000, 1000
+"""Characters that may be read of what begins as an object and is none; each try counts as `PER_TRY` more. Without a
+bound the time would grow with the square of the braces, and all rollouts of the node would wait."""
 
 
 class NoVerdict(Exception):
@@ -27,22 +31,38 @@ def one_object(text: str, quoted: Sequence[str] = ()) -> dict[str, Any]:
     found = list(_objects(bare))
     if len(found) != 1:
         raise NoVerdict("it holds no JSON object" if not found else f"it holds {len(found)} JSON objects")
-    value, whole = found[0]
-    if not whole and any(value == other for one in quoted for other, _ in _objects(one[:MAX_CHARS])):
+    value, spelt = found[0]
+    if spelt != bare and any(_stands_in(value, spelt, one) for one in quoted):
         raise NoVerdict("its only JSON object stands in what it was to judge")
     return value
 
 
-def _objects(text: str) -> Iterator[tuple[dict[str, Any], bool]]:
-    """(object, whether it is all of the text), the outermost ones."""
+def _stands_in(value: dict[str, Any], spelt: str, text: str) -> bool:
+    """As it is spelt, whatever its blanks; spelt otherwise where the text is not too hard to read."""
+    if _dense(spelt) in _dense(text):
+        return True
+    with suppress(NoVerdict):
+        return any(value == other for other, _ in _objects(text[:MAX_CHARS]))
+    return False
+
+
+def _dense(text: str) -> str:
+    return "".join(text.split())
+
+
+def _objects(text: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """(object, how it is spelt), the outermost ones. Raises `NoVerdict` where they are too hard to find."""
     decoder = json.JSONDecoder()
-    at = text.find("{")
+    at, work = text.find("{"), 0
     while at >= 0:
         try:
             value, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as exc:
+            work += PER_TRY + (exc.pos - at if isinstance(exc, json.JSONDecodeError) else PER_TRY)
+            if work > MAX_WORK:
+                raise NoVerdict("it has too many braces that open no JSON object") from None
             at = text.find("{", at + 1)
             continue
         if isinstance(value, dict):
-            yield value, at == 0 and end == len(text)
+            yield value, text[at:end]
         at = text.find("{", end)

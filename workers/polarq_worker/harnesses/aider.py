@@ -26,7 +26,7 @@ from polarq.contracts.specs import AgentSpec
 from polarq.errors import HarnessFault, InvalidTask
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, as_yaml, git_settings, given
-from polarq_worker.harnesses.environment import held
+from polarq_worker.harnesses.environment import LITELLM, held
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -111,8 +111,7 @@ class AiderHarness(Preset):
         author = git_settings(context.env, {"user.name": "aider", "user.email": "aider@localhost"})
         return {
             **author,
-            # Else the library it calls models with asks the network for a price list.
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            **LITELLM,
         }
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:

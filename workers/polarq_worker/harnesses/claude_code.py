@@ -4,7 +4,8 @@ The instruction comes on standard input, so that it may be as long as it likes. 
 model is off, and every name of a model that it may ask for is the task's.
 
 Variables that a repository's .claude/settings.json sets win over the program's own: those that say where the model is
-stand in settings of the command line too, which win over the repository's.
+stand in settings of the command line too, which win over the repository's. Its hooks are off by the same settings, and
+of MCP servers only the task's start; what it tells the agent (CLAUDE.md, skills) is read.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class ClaudeCodeHarness(Preset):
             "--settings": self._settings_path(context),
         }
         given = [f"{name}={value}" for name, value in options.items() if value is not None]
-        return ["-p", "--verbose", "--output-format=stream-json", "--dangerously-skip-permissions", *given]
+        fixed = ["--verbose", "--output-format=stream-json", "--dangerously-skip-permissions", "--strict-mcp-config"]
+        return ["-p", *fixed, *given]
 
     def stdin(self, context: HarnessContext) -> bytes:
         return context.task.instruction.encode()
@@ -129,7 +131,8 @@ class ClaudeCodeHarness(Preset):
         return str(status) if status in LIMITS else ""
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
-        files = {self._settings_path(context): as_json({"env": self._held(context), "apiKeyHelper": ""})}
+        settings = {"env": self._held(context), "apiKeyHelper": "", "disableAllHooks": True}
+        files = {self._settings_path(context): as_json(settings)}
         if not self.spec.mcp_servers:
             return files
         # Else a server's tools are hidden behind a search, and the list of tools grows in the middle of the history.

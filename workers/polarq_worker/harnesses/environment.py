@@ -11,6 +11,9 @@ from polarq_worker.network.way_out import OPEN, PROXY_VARIABLES, WayOut, excepte
 from polarq_worker.runtimes.base import SandboxLayout
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LITELLM = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
+"""For what calls models with LiteLLM: else it asks the network for a price list at every start, for up to 15 s where
+there is none, and takes variables of a `.env`."""
 
 
 def model_env(base_url: str, api_key: str) -> dict[str, str]:

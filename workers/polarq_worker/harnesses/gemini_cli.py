@@ -3,10 +3,11 @@
 It always gets a model's name (without one it first asks a small model which to take), and the way to log in by its
 settings: without that it does not start.
 
-Its settings are named as the system's too, which win over those of a repository's .gemini where the program trusts
-the file (root's alone, with all folders above it). Elsewhere a repository may choose another way to log in: the servers
-of those are the model's address, so that such a call fails and goes nowhere else. What a `.env` says of a variable that
-is set is not taken.
+A repository's .gemini (settings, with their MCP servers, hooks and commands for tools; `.env`) is not read: the program
+asks whether it trusts the folder before it reads its options, and learns only then that it does (`--skip-trust`), so
+that all else of a trusted folder holds. GEMINI_CLI_TRUST_WORKSPACE=true among the task's variables lets it be read.
+Even then polarq's settings are the system's, which win where the program trusts the file (root's alone, with all
+folders above it), and the servers of other ways to log in are the model's address: such a call goes nowhere else.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class GeminiCliHarness(Preset):
     def config(self) -> dict[str, Any]:
         """Its settings.json."""
         own = {
-            "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
+            "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": True}},
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
             "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},

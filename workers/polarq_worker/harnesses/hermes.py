@@ -93,7 +93,8 @@ class HermesHarness(Preset):
 
     def command(self, context: HarnessContext) -> Sequence[str]:
         toolsets = [] if self.settings.toolsets is None else [f"--toolsets={','.join(self.settings.toolsets)}"]
-        return ["-c", RUN, context.instruction_path, "--usage-file", self._usage(context), *toolsets]
+        # -P: else modules of the folder that the agent works in would be taken for its own.
+        return ["-P", "-c", RUN, context.instruction_path, "--usage-file", self._usage(context), *toolsets]
 
     def environment(self, context: HarnessContext) -> Mapping[str, str]:
         return {

@@ -19,6 +19,7 @@ from polarq.contracts.rollout import HarnessReport, StepReport
 from polarq.contracts.specs import Env
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import given
+from polarq_worker.harnesses.environment import LITELLM
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -62,7 +63,7 @@ class MiniSweAgentHarness(Preset):
     name: ClassVar[str] = "mini_swe_agent"
     title: ClassVar[str] = "mini-swe-agent"
     program: ClassVar[PythonProgram] = PythonProgram(
-        "mini-swe-agent", "mini", Versions("2.4.6", "2.4.0", "2.5"), python="3.10"
+        "mini-swe-agent", "mini", Versions("2.4.6", "2.4.0", "2.5.0"), python="3.10"
     )
     dialects: ClassVar[tuple[str, ...]] = ("openai_chat", "anthropic_messages", "openai_responses")
     settings_class: ClassVar[type[PresetSettings]] = MiniSweAgentSettings
@@ -128,8 +129,7 @@ class MiniSweAgentHarness(Preset):
             "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self.settings.model_retry_attempts),
             # A plain traceback ends with the error in one line, and takes milliseconds where a framed one takes longer.
             "TYPER_STANDARD_TRACEBACK": "1",
-            # Else every start asks the network for a price list, for up to 15 s where there is none.
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            **LITELLM,
         }
 
     def _config_path(self, context: HarnessContext) -> str:

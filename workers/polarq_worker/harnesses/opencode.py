@@ -2,6 +2,10 @@
 
 A session gets its title from polarq: else the program asks the model for one before the first turn. Its tools `grep`,
 `glob` and `skill` need ripgrep, which it would fetch from another host at the first call of one: it is installed too.
+
+A repository's opencode.json and .opencode start servers and tools: they are read with `project_config` only. The switch
+for that has the program pass over AGENTS.md too, which is named to it instead. Files in .opencode/plugin are run by it
+whatever it is told.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from polarq.contracts.sandbox import ExecCategory
-from polarq.contracts.specs import McpServerSpec
+from polarq.contracts.specs import AgentSpec, McpServerSpec
 from polarq.errors import HarnessFault
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, given, merged
@@ -31,7 +35,7 @@ CLIENTS = {
 """The library for each API, and what follows the base URL."""
 
 
-_LINK_S = 60.0
+_LOOK_S = 60.0
 _LINKED = """\
 bin="${XDG_CACHE_HOME:-$HOME/.cache}/opencode/bin"
 for rg in "$1"/node_modules/@vscode/ripgrep-*/bin/rg; do
@@ -39,6 +43,19 @@ for rg in "$1"/node_modules/@vscode/ripgrep-*/bin/rg; do
 done
 """
 """Where it looks for ripgrep, and would put it."""
+_TELLING = """\
+top=$(git rev-parse --show-toplevel 2>/dev/null) || top=/
+for name in AGENTS.md CLAUDE.md CONTEXT.md; do
+  at=$(pwd) found=
+  while :; do
+    [ ! -f "$at/$name" ] || { found=1; printf '%s\\0' "$at/$name"; }
+    [ "$at" != "$top" ] && [ "$at" != / ] || break
+    at=$(dirname "$at")
+  done
+  [ -z "$found" ] || exit 0
+done
+"""
+"""Finds what a repository tells the agent, as the program does: the files of the first name that there is."""
 
 
 class OpenCodeSettings(PresetSettings):
@@ -52,7 +69,9 @@ class OpenCodeSettings(PresetSettings):
     """Model calls of the agent at most: in the last one it is told to answer without tools. Nothing but the task's
     `model.max_calls` stops a model that calls one all the same."""
     agent: str | None = None
-    """One of its own agents (`build`, `plan`), or of the folder it works in."""
+    """One of its own agents (`build`, `plan`), or with `project_config` of the folder it works in."""
+    project_config: bool = False
+    """Whether the folder's opencode.json and .opencode are read: its servers and plugins are started then."""
     config: dict[str, Any] = {}
     """More of its opencode.json; polarq's own keys win."""
 
@@ -77,12 +96,25 @@ class OpenCodeHarness(Preset):
     kept: ClassVar[tuple[str, ...]] = ("data/opencode",)
     settings: OpenCodeSettings
 
+    def __init__(self, spec: AgentSpec) -> None:
+        super().__init__(spec)
+        self._telling: list[str] = []
+
     async def setup(self, runtime: Runtime, context: HarnessContext) -> None:
+        if not self.settings.project_config:
+            self._telling = await self._told_by_the_repository(runtime, context)
         await super().setup(runtime, context)
         linking = ["sh", "-c", _LINKED, "sh", home_of(self.name, context.layout)]
-        done = await runtime.exec(linking, env=context.env, timeout_s=_LINK_S, category=ExecCategory.SETUP)
+        done = await runtime.exec(linking, env=context.env, timeout_s=_LOOK_S, category=ExecCategory.SETUP)
         if not done.ok:
             raise HarnessFault(f"OpenCode's ripgrep cannot be put where it looks for it: {done.why}")
+
+    async def _told_by_the_repository(self, runtime: Runtime, context: HarnessContext) -> list[str]:
+        cwd, argv = self.settings.workdir, ["sh", "-c", _TELLING]
+        said = await runtime.exec(argv, cwd=cwd, env=context.env, timeout_s=_LOOK_S, category=ExecCategory.SETUP)
+        if not said.ok:
+            raise HarnessFault(f"the folder that OpenCode works in cannot be looked at: {said.why}")
+        return said.stdout_text.split("\0")[:-1]
 
     def command(self, context: HarnessContext) -> Sequence[str]:
         agent = [] if self.settings.agent is None else [f"--agent={self.settings.agent}"]
@@ -103,6 +135,7 @@ class OpenCodeHarness(Preset):
             "OPENCODE_DISABLE_SHARE": "1",
             "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
             "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+            "OPENCODE_DISABLE_PROJECT_CONFIG": "0" if self.settings.project_config else "1",
         }
 
     def skills_target(self, context: HarnessContext) -> str:
@@ -139,6 +172,7 @@ class OpenCodeHarness(Preset):
             "autoupdate": False,
             "share": "disabled",
             "permission": {"*": "allow"},
+            "instructions": [*wanted.config.get("instructions", []), *self._telling],
             "agent": steps,
             "mcp": {server.name: _mcp(server) for server in self.spec.mcp_servers},
         }

@@ -7,6 +7,9 @@ empty: `model.max_calls` of the task is a limit.
 It exits with 0 also where the model failed, refused or overflowed: the proxy's view decides. At every start it would
 clone a registry of skills, which an own rule of git keeps it from; its question to the Python index whether there is a
 newer release cannot be switched off, and does no harm where it is not answered.
+
+It reads the `.env` of the folder it works in: what that says of a variable that is set, empty ones too, is not taken.
+Hooks of a repository's .openhands/hooks.json are run, for which there is no switch.
 """
 
 from __future__ import annotations
@@ -18,11 +21,19 @@ from pydantic import Field
 
 from polarq_worker.harnesses.base import SMALL_INSTRUCTION_BYTES, HarnessContext
 from polarq_worker.harnesses.configs import as_json, git_settings, given
+from polarq_worker.harnesses.environment import LITELLM, held
 from polarq_worker.harnesses.openhands_sdk import mcp_server
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
 
+TRACED_BY = (
+    "LMNR_PROJECT_API_KEY",
+    "OTEL_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+)
+"""Variables by which it tells another server what it does."""
 _NO_SKILLS = {"url.file:///nowhere/.insteadOf": "https://github.com/OpenHands/extensions"}
 
 
@@ -62,6 +73,8 @@ class OpenHandsCliHarness(Preset):
 
     def environment(self, context: HarnessContext) -> Mapping[str, str]:
         return {
+            **held(context.env),
+            **dict.fromkeys(TRACED_BY, ""),
             **git_settings(context.env, _NO_SKILLS),
             "LLM_MODEL": self._model,
             "LLM_BASE_URL": context.base_url if self._anthropic else f"{context.base_url}/v1",
@@ -69,8 +82,7 @@ class OpenHandsCliHarness(Preset):
             "OPENHANDS_PERSISTENCE_DIR": self.folder(context.layout),
             "OPENHANDS_CONVERSATIONS_DIR": f"{self.folder(context.layout)}/conversations",
             "OPENHANDS_SUPPRESS_BANNER": "1",
-            # Else the library it calls models with asks the network for a price list.
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            **LITELLM,
         }
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:

@@ -22,6 +22,7 @@ from polarq.contracts.specs import AgentSpec, McpServerSpec, PrepareAction
 from polarq.errors import InvalidTask
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, given
+from polarq_worker.harnesses.environment import LITELLM
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -92,8 +93,7 @@ class OpenHandsSdkHarness(Preset):
         return {
             "OPENHANDS_SUPPRESS_BANNER": "1",
             "LOG_LEVEL": "WARNING",
-            # Else the library it calls models with asks the network for a price list.
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            **LITELLM,
         }
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:

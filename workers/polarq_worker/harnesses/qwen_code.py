@@ -1,7 +1,8 @@
 """Harness `qwen_code`: Qwen Code, over Chat Completions, Responses or Messages.
 
 Its settings are the system's, which win over those of a repository's .qwen; and what a `.env` there says of a variable
-that is set is not taken.
+that is set is not taken. Of MCP servers only the task's start, of a repository's hooks and commands none: `config` may
+say otherwise (`disableAllHooks: false`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ from polarq_worker.harnesses.verdicts import CallsSeen, exit_code
 
 LOGINS = {"openai_chat": "openai", "openai_responses": "openai-responses", "anthropic_messages": "anthropic"}
 """Its own word for each API."""
+
+STARTED_UNASKED = {
+    "disableAllHooks": True,
+    "mcp": {"serverCommand": ""},
+    "tools": {"discoveryCommand": "", "callCommand": "", "sandbox": False},
+}
+"""Of a repository's settings, those that start something; unless the task's `config` has its own word for them."""
 
 LIMITS: Mapping[int | None, str] = {53: "max_turns", 55: "max_tool_calls"}
 """By its exit code."""
@@ -66,6 +74,7 @@ class QwenCodeHarness(Preset):
             "--max-session-turns": wanted.max_turns,
             "--max-tool-calls": wanted.max_tool_calls,
             "--append-system-prompt": wanted.append_system_prompt,
+            "--allowed-mcp-server-names": ",".join(self._servers()),
         }
         given_ = [f"{name}={value}" for name, value in options.items() if value is not None]
         login = f"--auth-type={LOGINS[self.dialect]}"
@@ -106,7 +115,11 @@ class QwenCodeHarness(Preset):
             "modelProviders": {LOGINS[self.dialect]: [self._provider(context, generation)]},
             "mcpServers": {server.name: _mcp(server) for server in self.spec.mcp_servers},
         }
-        return merged(wanted.config, own)
+        return merged(merged(STARTED_UNASKED, wanted.config), own)
+
+    def _servers(self) -> list[str]:
+        """Names of the task's MCP servers; empty: none may start."""
+        return [*table(self.settings.config, "mcpServers"), *(server.name for server in self.spec.mcp_servers)]
 
     def _provider(self, context: HarnessContext, generation: Mapping[str, Any]) -> dict[str, Any]:
         """Its model, with where that is. What else holds for a model is read from here alone."""

@@ -4,6 +4,9 @@
 - `$POLARQ_INSTRUCTION_FILE` is a file with it;
 - `$POLARQ_INSTRUCTION` holds it, up to 64 KiB;
 - `settings: {instruction_on_stdin: true}` feeds it to the command's standard input, which otherwise is at its end.
+
+Its exit code is its verdict, unless the last that the proxy saw of it was an overflow, a failed call, or an answer that
+was cut or could not be read. It may do its task without the model.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from polarq.contracts.base import Contract
+from polarq.contracts.rollout import HarnessReport
 from polarq.contracts.specs import AgentSpec
 from polarq.errors import InvalidTask
 from polarq_worker.harnesses.base import Harness, HarnessContext, HarnessStep
 from polarq_worker.harnesses.environment import step_env
 from polarq_worker.harnesses.placeholder import with_instruction
+from polarq_worker.harnesses.verdicts import CallsSeen, Verdict, verdict_of
 
 
 class ShellSettings(Contract):
@@ -41,3 +46,6 @@ class ShellHarness(Harness):
         stdin = context.task.instruction.encode() if self._settings.instruction_on_stdin else None
         env = step_env(self._shell.env, context.env, context.way_out)
         return [HarnessStep(self._script, cwd=self._shell.cwd, env=env, stdin=stdin)]
+
+    def judge(self, report: HarnessReport, seen: CallsSeen) -> Verdict | None:
+        return verdict_of(report, seen, asks=False)

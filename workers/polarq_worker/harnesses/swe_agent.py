@@ -23,6 +23,7 @@ from polarq.contracts.sandbox import ExecCategory
 from polarq.errors import HarnessFault
 from polarq_worker.harnesses.base import HarnessContext, HarnessStep
 from polarq_worker.harnesses.configs import as_yaml, given
+from polarq_worker.harnesses.environment import LITELLM
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonSource
 from polarq_worker.harnesses.programs.versions import Versions
@@ -104,8 +105,7 @@ class SweAgentHarness(Preset):
     def environment(self, context: HarnessContext) -> Mapping[str, str]:
         return {
             "SWE_AGENT_CONFIG_ROOT": self.settings.home,
-            # Else the library it calls models with asks the network for a price list.
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            **LITELLM,
         }
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:

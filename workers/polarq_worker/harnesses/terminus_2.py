@@ -19,6 +19,7 @@ from pydantic import Field
 from polarq.contracts.rollout import HarnessReport, StepReport
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, given
+from polarq_worker.harnesses.environment import LITELLM
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -73,8 +74,7 @@ class Terminus2Harness(Preset):
         return [f"{self.folder(context.layout)}/run.py", f"{self.folder(context.layout)}/run.json"]
 
     def environment(self, context: HarnessContext) -> Mapping[str, str]:
-        # Else every start asks the network for a price list.
-        return {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        return LITELLM
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         folder = self.folder(context.layout)

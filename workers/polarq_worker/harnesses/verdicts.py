@@ -53,8 +53,9 @@ class Verdict:
     message: str
 
 
-def verdict_of(report: HarnessReport, seen: CallsSeen, limit: str = "") -> Verdict | None:
-    """None: nothing beyond what its exit code says. `limit`: which of its own the program says that it stopped at."""
+def verdict_of(report: HarnessReport, seen: CallsSeen, limit: str = "", *, asks: bool = True) -> Verdict | None:
+    """None: nothing beyond what its exit code says. `limit`: which of its own the program says that it stopped at;
+    `asks`: it does no task without the model, and goes on until it is told something."""
     step = report.steps[-1] if report.steps else None
     if step is None or step.kind is not ExecKind.EXITED:
         return None
@@ -80,7 +81,7 @@ def verdict_of(report: HarnessReport, seen: CallsSeen, limit: str = "") -> Verdi
         if _is_unread_call(seen.last):
             text = "the model's last answer was a tool call that the engine's parser could not read"
             return Verdict(Boundary.HARNESS, "invalid_tool_call", f"{text}; {ended}")
-    if not report.ok:
+    if not report.ok or not asks:
         return None
     if seen.last is None or not seen.sampled:
         return Verdict(Boundary.HARNESS, "no_model_calls", f"{ended}, and the model was never sampled for it")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from polarq.contracts.rollout import Boundary, ExecKind, RolloutState
 from polarq.errors import (
+    DiskFull,
     EvaluatorFault,
     HarnessFault,
     InvalidInput,
@@ -41,6 +42,8 @@ def of_prepare(budget_s: float) -> Iterator[None]:
             raise failed(Boundary.RUNTIME, SandboxLost.reason, str(exc)) from exc
         if last is not None and last.out_of_memory:
             raise failed(Boundary.RUNTIME, OutOfMemory.reason, f"the sandbox ran out of memory: {exc}") from exc
+        if exc.disk_full:
+            raise failed(Boundary.RUNTIME, DiskFull.reason, f"the disk of the sandbox is full: {exc}") from exc
         state = RolloutState.TIMED_OUT if exc.timed_out else RolloutState.FAILED
         reason = "prepare_timeout" if exc.timed_out else "prepare_failed"
         raise StageFailed(state, Boundary.PREPARE, reason, str(exc)) from exc
@@ -96,6 +99,8 @@ def of_evaluate(budget_s: float) -> Iterator[None]:
     except EvaluatorFault as exc:
         raise failed(Boundary.EVALUATOR, "evaluator_failed", str(exc)) from exc
     except PrepareFailed as exc:
+        if exc.disk_full:
+            raise failed(Boundary.RUNTIME, DiskFull.reason, f"fresh sandbox: the disk is full: {exc}") from exc
         raise failed(Boundary.EVALUATOR, "evaluator_failed", f"fresh sandbox: {exc}") from exc
     except RuntimeFault as exc:
         raise failed(Boundary.RUNTIME, exc.reason, str(exc)) from exc

@@ -10,7 +10,8 @@ from pathlib import Path
 from polarq.contracts.rollout import ExecKind, StepReport
 from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.specs import PrepareAction
-from polarq.errors import RuntimeFault
+from polarq.errors import DiskFull, RuntimeFault
+from polarq_worker.outcomes import is_full
 from polarq_worker.runtimes.base import ExecResult, Runtime
 from polarq_worker.runtimes.create import below
 
@@ -18,11 +19,21 @@ from polarq_worker.runtimes.create import below
 class PrepareFailed(RuntimeFault):
     """An action failed. `index` is its place in the recipe, `reports` what was done, the failure included."""
 
-    def __init__(self, message: str, *, index: int, reports: Sequence[StepReport], timed_out: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        index: int,
+        reports: Sequence[StepReport],
+        timed_out: bool = False,
+        disk_full: bool = False,
+    ) -> None:
         self.index = index
         self.reports = tuple(reports)
         self.timed_out = timed_out
         """The whole budget was used up, or the action's own `timeout_s` at its last attempt."""
+        self.disk_full = disk_full
+        """It left no room on the sandbox's disk, or found none."""
         super().__init__(message)
 
 
@@ -46,16 +57,17 @@ async def prepare(
             result = await _run(runtime, action, index, env, deadline, category)
             reports.append(result.report(_log(category, index)))
             problem = "" if result.ok else result.why
-            late = result.kind is ExecKind.TIMED_OUT
+            late, full = result.kind is ExecKind.TIMED_OUT, False
         else:
-            report, problem, late = await _upload(runtime, action, deadline, upload_roots)
+            report, problem, late, full = await _upload(runtime, action, deadline, upload_roots)
             reports.append(report)
         if problem:
+            full = full or await asyncio.to_thread(is_full, runtime.root)
             named = action.command if action.type == "exec" else f"{action.source} to {action.target}"
             # A harness's own step says by itself what it is.
             what = "" if category is ExecCategory.SETUP else f" ({action.type}: {_short(named or '')})"
             message = f"{category} action {index}{what}: {problem}"
-            raise PrepareFailed(message, index=index, reports=reports, timed_out=late)
+            raise PrepareFailed(message, index=index, reports=reports, timed_out=late, disk_full=full)
     return reports
 
 
@@ -89,12 +101,12 @@ async def _run(
 
 async def _upload(
     runtime: Runtime, action: PrepareAction, deadline: float, upload_roots: Sequence[str]
-) -> tuple[StepReport, str, bool]:
-    """(report, problem or "", whether the budget ran out)"""
+) -> tuple[StepReport, str, bool, bool]:
+    """(report, problem or "", whether the budget ran out, whether there was no room)"""
     began = time.monotonic()
     left = max(deadline - began, 0.0)
     limit_s = left if action.timeout_s is None else min(left, action.timeout_s)
-    kind, problem = ExecKind.EXITED, ""
+    kind, problem, full = ExecKind.EXITED, "", False
     try:
         async with asyncio.timeout(limit_s):
             source = _source(action, upload_roots)
@@ -103,14 +115,14 @@ async def _upload(
     except TimeoutError:
         kind, problem = ExecKind.TIMED_OUT, f"timed out after {limit_s:.1f} s"
     except RuntimeFault as exc:
-        kind, problem = ExecKind.COULD_NOT_START, str(exc)
+        kind, problem, full = ExecKind.COULD_NOT_START, str(exc), isinstance(exc, DiskFull)
     report = StepReport(
         kind=kind,
         exit_code=0 if kind is ExecKind.EXITED else None,
         duration_s=time.monotonic() - began,
         message=problem,
     )
-    return report, problem, kind is ExecKind.TIMED_OUT
+    return report, problem, kind is ExecKind.TIMED_OUT, full
 
 
 def _source(action: PrepareAction, upload_roots: Sequence[str]) -> Path:

@@ -222,6 +222,8 @@ install_python() {
 
 # ---
 
+# What is told where this is ended before it can say more.
+printf 'harness %s: bringing %s had not ended; %s\n' "$POLARQ_HARNESS" "$what" "$advice" >&2
 for need in $POLARQ_NEEDS; do
   type -P "$need" >/dev/null || system_packages "$need" ||
     die "'$need' is needed, and can neither be found nor installed ($(words "$work/system.log" 2>/dev/null)); put it in the image"

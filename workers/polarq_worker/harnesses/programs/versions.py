@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
 from polarq.errors import InvalidTask
+
+_SPELT = re.compile(r"[0-9][0-9A-Za-z.+-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +32,19 @@ class Versions:
         if asked is None:
             return self.default
         try:
-            if self.supports(asked) or untested:
-                return asked
+            supported = self.supports(asked)
         except InvalidVersion:
-            raise InvalidTask("agent.settings", [f"version: '{asked}' is no version of {what}"]) from None
+            said = f"version: '{asked}' is no version of {what}; name one release, such as {self.default}"
+            raise InvalidTask("agent.settings", [said]) from None
+        if not self._is_spelt_out(asked):
+            said = f"version: '{asked}' is not how {what} spells a release; write it like {self.default}"
+            raise InvalidTask("agent.settings", [said])
+        if supported or untested:
+            return asked
         text = f"version: {what} {asked} is not in the supported range {self}; leave it out for {self.default}"
         raise InvalidTask("agent.settings", [f"{text}, or try it with untested_version: true"])
+
+    def _is_spelt_out(self, version: str) -> bool:
+        """A registry takes no `v` or space for granted, and fewer numbers for a range."""
+        numbers = len(Version(version).release), len(Version(self.default).release)
+        return _SPELT.fullmatch(version) is not None and numbers[0] >= numbers[1]

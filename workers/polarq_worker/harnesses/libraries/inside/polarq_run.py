@@ -21,8 +21,6 @@ FOLDER = Path(__file__).resolve().parent
 
 def main() -> None:
     asked = json.loads((FOLDER / "polarq_run.json").read_text("utf-8"))
-    # The agent's modules are found where it works, and none of these files stands in their way.
-    sys.path[0] = os.getcwd()
     report: dict[str, Any] = {
         "entrypoint": asked["entrypoint"],
         "python": platform.python_version(),
@@ -37,8 +35,11 @@ def main() -> None:
     if not colon:
         _script(module, asked["args"])
         return
+    # Made before the agent's modules are found where it works: a repository's `agents` or `openai` is not the library.
+    model = maker.model(**given)
+    sys.path[0] = os.getcwd()
     instruction = Path(asked["instruction"]).read_text("utf-8")
-    report["result"] = _called(_function(module, function), instruction, maker, given)
+    report["result"] = _called(_function(module, function), instruction, model)
     _write(asked["report"], report)
     sys.stdout.write(f"{report['result']}\n")
 
@@ -75,14 +76,14 @@ def _loaded(name: str, path: Path) -> ModuleType:
     return module
 
 
-def _called(function: Any, instruction: str, maker: ModuleType, given: dict[str, Any]) -> Any:
+def _called(function: Any, instruction: str, model: Any) -> Any:
     parameters = inspect.signature(function).parameters
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     arguments: dict[str, Any] = {}
     if takes_all or "instruction" in parameters:
         arguments["instruction"] = instruction
     if takes_all or "model" in parameters:
-        arguments["model"] = maker.model(**given)
+        arguments["model"] = model
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as exc:

@@ -1,0 +1,67 @@
+"""Evaluators in containers: odd rewards and scripts that hang."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from polarq.contracts.specs import EvaluatorSpec
+from polarq_worker.evaluators.base import EvaluationTimedOut
+
+from ..evaluators.conftest import REPO
+from ..evaluators.odd_rewards import NOT_A_NUMBER, RUN_CASE, each_is_an_outcome
+from .docker_rig import Sandboxes, daemon_is_here
+from .test_docker_harbor import DockerBench, harbor
+
+pytestmark = pytest.mark.docker
+
+STUBBORN = "trap '' TERM INT HUP; setsid -f sleep 98765; sleep 98765 & yes"
+"""Ends of nothing but a KILL, leaves processes in other sessions, and prints all the while."""
+LEFT = "grep -lzx '9876[5]' /proc/[0-9]*/cmdline"
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[DockerBench]:
+    daemon_is_here()
+    sandboxes = Sandboxes(tmp_path)
+    yield DockerBench(sandboxes)
+    await sandboxes.stop()
+
+
+def script(command: str, **config: object) -> EvaluatorSpec:
+    return EvaluatorSpec(strategy="script", config={"command": command, "cwd": REPO, **config})
+
+
+async def test_whatever_lies_where_a_scripts_reward_should_be_is_an_outcome(bench: DockerBench) -> None:
+    spec = script(f'R="$POLARQ_REWARD_FILE"; {RUN_CASE}', reward_from="file")
+    await each_is_an_outcome(bench, spec, {NOT_A_NUMBER: "the reward file is neither a number nor JSON"})
+
+
+async def test_whatever_lies_where_a_verifiers_reward_should_be_is_an_outcome(
+    bench: DockerBench, tmp_path: Path
+) -> None:
+    await each_is_an_outcome(bench, harbor(tmp_path, f"cd {REPO}; R=/logs/verifier/reward.txt; {RUN_CASE}"), {})
+
+
+async def test_work_that_hangs_is_zero_and_nothing_of_it_is_left(bench: DockerBench) -> None:
+    await bench.start(script(STUBBORN, timeout_s=1))
+    await bench.agent("setsid -f sleep 98765 &> /dev/null")
+    assert (await bench.runtime.exec(LEFT, timeout_s=60)).ok
+    assert (await bench.verdict()).outcome == 0.0
+    left = await bench.runtime.exec(LEFT, timeout_s=60)
+    assert left.exit_code == 1, left
+
+
+@pytest.mark.parametrize("kind", ["script", "harbor"])
+async def test_an_evaluator_that_has_no_time_left_is_a_fault_and_nothing_of_it_is_left(
+    kind: str, bench: DockerBench, tmp_path: Path
+) -> None:
+    reports = "echo 1 > $POLARQ_REWARD_FILE; "
+    spec = script(reports + STUBBORN, reward_from="file") if kind == "script" else harbor(tmp_path, STUBBORN)
+    await bench.start(spec)
+    with pytest.raises(EvaluationTimedOut, match="timed out after"):
+        await bench.verdict(timeout_s=2)
+    left = await bench.runtime.exec(LEFT, timeout_s=60)
+    assert left.exit_code == 1, left
