@@ -96,26 +96,22 @@ def _last_path(nodes: Sequence[Node]) -> list[list[Node]]:
 
 def _trace(index: int, path: Sequence[Node]) -> Trace:
     first, last = path[0].completion, path[-1].completion
-    response, mask, logprobs = list[int](), list[int](), list[float]()
+    begin = len(first.prompt_ids)
+    # The last prompt begins with all that was seen and sampled before it.
+    response = [*last.prompt_ids[begin:], *last.sampled_ids]
+    mask, logprobs = [0] * len(response), [0.0] * len(response)
     turns: list[Turn] = []
     versions: list[VersionSpan] = []
-    seen = len(first.prompt_ids)
     for node in path:
         call = node.completion
-        between = call.prompt_ids[seen:]
-        start = len(response) + len(between)
-        response += between
-        response += call.sampled_ids
-        mask += [0] * len(between)
-        mask += [0 if node.untrainable else 1] * len(call.sampled_ids)
-        logprobs += [0.0] * len(between)
-        logprobs += trained_logprobs(call, node.untrainable)
+        start, end = len(call.prompt_ids) - begin, node.length - begin
+        mask[start:end] = [0 if node.untrainable else 1] * (end - start)
+        logprobs[start:end] = trained_logprobs(call, node.untrainable)
         versions += [
             VersionSpan(version=span.version, start=start + span.start, end=start + span.end)
             for span in versions_of(call)
         ]
         turns.append(turn(call, start, node.untrainable))
-        seen = node.length
     return Trace(
         index=index,
         prompt_ids=first.prompt_ids,
