@@ -14,7 +14,8 @@ import yaml
 
 from polarq.contracts.specs import AgentSpec
 from polarq.errors import InvalidTask
-from polarq_worker.harnesses.hermes import SERVERS_S, HermesHarness
+from polarq_worker.harnesses.hermes import HermesHarness
+from polarq_worker.harnesses.preset import SERVERS_S
 from polarq_worker.runtimes.local import LocalRuntime
 from tests.harnesses.conftest import MakeContext
 

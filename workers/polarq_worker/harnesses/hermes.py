@@ -21,7 +21,7 @@ from polarq.contracts.specs import AgentSpec, McpServerSpec
 from polarq.errors import InvalidTask
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_yaml, given, merged
-from polarq_worker.harnesses.preset import Preset, PresetSettings
+from polarq_worker.harnesses.preset import SERVERS_S, Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
 from polarq_worker.harnesses.verdicts import CallsSeen
@@ -35,9 +35,6 @@ MODES = {
 """Hermes's name for a dialect, and what its address ends in."""
 PROVIDER = "custom:polarq"
 SAMPLING = ("temperature", "top_p", "seed")
-SERVERS_S = 120.0
-"""It waits for its MCP servers so long before the first call, at most (its own: 1.5 s). Tools of one that is late would
-join the others in the middle of the history, or never."""
 TURNS = 90
 """Where it stops; without a terminal it can be told no other number."""
 FRESH = {
