@@ -98,11 +98,11 @@ def test_a_release_that_cannot_be_installed_is_one_line_and_no_other_check_is_tr
 ) -> None:
     needs_bubblewrap()
     # A program that no registry ships: nothing is fetched.
-    assert main(["harness", "check", "swe_agent", "--version", "9.9", "--cache", str(tmp_path)]) == 1
+    assert main(["harness", "check", "swe_agent", "--version", "9.9.9", "--cache", str(tmp_path)]) == 1
     broken, summary = capsys.readouterr().out.splitlines()
     assert broken == (
         "BROKEN   openai_chat  works  it was never started, so the other checks are left out: setup action 0:"
         " exit code 1: harness swe_agent: no registry ships sweagent: it has to be in the image,"
-        " in a version of at least 9.9"
+        " in a version of at least 9.9.9"
     )
-    assert summary == "swe_agent 9.9: 1 check, 1 broken"
+    assert summary == "swe_agent 9.9.9: 1 check, 1 broken"

@@ -15,6 +15,7 @@ import yaml
 from polarq.contracts.specs import AgentSpec
 from polarq.errors import InvalidTask
 from polarq_worker.harnesses.hermes import HermesHarness
+from polarq_worker.harnesses.preset import SERVERS_S
 from polarq_worker.runtimes.local import LocalRuntime
 from tests.harnesses.conftest import MakeContext
 
@@ -44,6 +45,7 @@ def test_its_settings_become_its_configuration(make_context: MakeContext) -> Non
         mcp_servers=[
             {"name": "files", "command": "files-server", "args": ["--root", "/x y"]},
             {"name": "far", "transport": "streamable-http", "url": "http://127.0.0.1:9/mcp"},
+            {"name": "old", "transport": "sse", "url": "http://127.0.0.1:9/sse"},
         ],
         settings={
             "retries": 2,
@@ -66,10 +68,18 @@ def test_its_settings_become_its_configuration(make_context: MakeContext) -> Non
     assert config["mcp_servers"] == {
         "files": {"command": "files-server", "args": ["--root", "/x y"]},
         "far": {"url": "http://127.0.0.1:9/mcp"},
+        "old": {"url": "http://127.0.0.1:9/sse", "transport": "sse"},
     }
+    assert config["mcp_discovery_timeout"] == SERVERS_S
     assert harness.command(context)[-1] == "--toolsets=terminal,file"
     with pytest.raises(InvalidTask, match="context_window"):
         hermes(settings={"context_window": 32_000})
+
+
+def test_over_messages_it_cannot_be_told_how_to_sample() -> None:
+    with pytest.raises(InvalidTask, match=r"temperature: .* model\.sampling") as caught:
+        hermes(settings={"dialect": "anthropic_messages", "temperature": 0.5, "seed": 0})
+    assert len(caught.value.problems) == 2
 
 
 def test_its_instruction_may_be_longer_than_an_argument_and_no_module_of_a_repository_is_its_own(

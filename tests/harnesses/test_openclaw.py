@@ -71,7 +71,7 @@ def test_its_file_is_where_its_command_says_and_names_its_servers(make_context: 
     assert path == f"{folder}/openclaw.json"
     assert {f"--config={path}", f"--state-dir={folder}", "--thinking=low", "--message-file=-"} <= set(command)
     assert json.loads(data)["mcp"]["servers"] == {
-        "files": {"command": "files-server", "args": ["--root", "/x y"]},
-        "old": {"transport": "sse", "url": "http://127.0.0.1:9/sse"},
+        "files": {"connectionTimeoutMs": 120_000, "command": "files-server", "args": ["--root", "/x y"]},
+        "old": {"connectionTimeoutMs": 120_000, "transport": "sse", "url": "http://127.0.0.1:9/sse"},
     }
     assert harness.skills_target(context) == f"{folder}/skills"

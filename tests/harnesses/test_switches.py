@@ -156,3 +156,26 @@ def test_a_task_can_have_hermes_look_back_over_long_turns(make_context: MakeCont
     spec = {"harness": "hermes", "settings": {"config": {"skills": {"creation_nudge_interval": 5}}}}
     found = told(plugin("harnesses", "hermes")(AgentSpec.parse(spec)), make_context(agent=spec))
     assert found["skills.creation_nudge_interval"] == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "where", "said"),
+    [
+        ("codex", "config.toml", "mcp_servers.late", {"startup_timeout_sec": 120.0, "required": True}),
+        ("opencode", "opencode.json", "mcp.late", {"timeout": 120_000}),
+        ("openclaw", "openclaw.json", "mcp.servers.late", {"connectionTimeoutMs": 120_000}),
+        ("hermes", "config.yaml", "", {"mcp_discovery_timeout": 120.0}),
+        ("claude_code", "rollout.json", "env", {"MCP_TIMEOUT": "120000"}),
+    ],
+)
+def test_a_server_that_starts_slowly_is_waited_for(
+    make_context: MakeContext, name: str, file: str, where: str, said: dict[str, Any]
+) -> None:
+    """Their own limits are some seconds, and they go on without it."""
+    servers = [{"name": "late", "command": "late-server"}]
+    preset = plugin("harnesses", name)(AgentSpec.parse({"harness": name, "mcp_servers": servers}))
+    (data,) = [data for path, data in preset.files(make_context()).items() if path.endswith(f"/{file}")]
+    found = tomllib.loads(data.decode()) if file.endswith(".toml") else yaml.safe_load(data)
+    for key in where.split(".") if where else ():
+        found = found[key]
+    assert found.items() >= said.items()

@@ -128,7 +128,8 @@ class Asked:
     # --- sampling, and the model's name
 
     def sampling(self, expected: Expected) -> str:
-        scenario, fields = self._bench.scenario, self._bench.preset.settings_class.model_fields
+        scenario = self._bench.scenario
+        fields = set(self._bench.preset.settings_class.model_fields) - set(scenario.refuses)
         own = scenario.sampling or ({"temperature": OWN} if "temperature" in fields else {})
         if not own:
             self._refused("no-sampling", "model.sampling", {"settings": {"temperature": OWN}})

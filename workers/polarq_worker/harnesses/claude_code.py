@@ -19,7 +19,7 @@ from polarq.contracts.rollout import HarnessReport, StepReport
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json
 from polarq_worker.harnesses.environment import held
-from polarq_worker.harnesses.preset import Preset, PresetSettings, mcp_entry
+from polarq_worker.harnesses.preset import SERVERS_S, Preset, PresetSettings, mcp_entry
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
 from polarq_worker.harnesses.results import last_words
@@ -113,6 +113,7 @@ class ClaudeCodeHarness(Preset):
             "IS_SANDBOX": "1",
             "CLAUDE_CODE_MAX_RETRIES": str(wanted.retries),
             "API_TIMEOUT_MS": _ms(wanted.request_timeout_s),
+            "MCP_TIMEOUT": _ms(SERVERS_S),
             "BASH_DEFAULT_TIMEOUT_MS": _ms(wanted.bash_timeout_s),
             "BASH_MAX_TIMEOUT_MS": _ms(wanted.bash_timeout_s),
             **dict.fromkeys((*names, *kinds), self.model),

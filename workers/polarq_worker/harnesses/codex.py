@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from polarq.contracts.specs import McpServerSpec
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_toml, given, merged
-from polarq_worker.harnesses.preset import Preset, PresetSettings
+from polarq_worker.harnesses.preset import SERVERS_S, Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
 
@@ -103,6 +103,8 @@ class CodexHarness(Preset):
 
 
 def _mcp(server: McpServerSpec) -> dict[str, Any]:
+    # Without `required` it goes on as if a server that does not start had not been asked for.
+    common = {"required": True, "startup_timeout_sec": SERVERS_S}
     if server.transport == "stdio":
-        return {"command": server.command, "args": list(server.args)}
-    return {"url": server.url}
+        return {**common, "command": server.command, "args": list(server.args)}
+    return {**common, "url": server.url}

@@ -17,10 +17,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from polarq.contracts.rollout import HarnessReport, StepReport
-from polarq.contracts.specs import McpServerSpec
+from polarq.contracts.specs import AgentSpec, McpServerSpec
+from polarq.errors import InvalidTask
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_yaml, given, merged
-from polarq_worker.harnesses.preset import Preset, PresetSettings
+from polarq_worker.harnesses.preset import SERVERS_S, Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
 from polarq_worker.harnesses.verdicts import CallsSeen
@@ -33,6 +34,7 @@ MODES = {
 }
 """Hermes's name for a dialect, and what its address ends in."""
 PROVIDER = "custom:polarq"
+SAMPLING = ("temperature", "top_p", "seed")
 TURNS = 90
 """Where it stops; without a terminal it can be told no other number."""
 FRESH = {
@@ -57,7 +59,7 @@ class HermesSettings(PresetSettings):
     """`agent.settings` of harness `hermes`."""
 
     temperature: float | None = Field(None, ge=0)
-    """With top_p and seed: sent with every call."""
+    """With top_p and seed: sent with every call, but over Anthropic's messages."""
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = None
     max_tokens: int | None = Field(None, gt=0)
@@ -86,10 +88,17 @@ class HermesHarness(Preset):
     )
     dialects: ClassVar[tuple[str, ...]] = tuple(MODES)
     settings_class: ClassVar[type[PresetSettings]] = HermesSettings
-    mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "streamable-http"})
+    mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
     takes_skills: ClassVar[bool] = True
     kept: ClassVar[tuple[str, ...]] = ("state.db", "logs", "usage.json")
     settings: HermesSettings
+
+    def __init__(self, spec: AgentSpec) -> None:
+        super().__init__(spec)
+        said = [name for name in SAMPLING if getattr(self.settings, name) is not None]
+        if said and self.dialect == "anthropic_messages":
+            text = f"{{}}: {self.title} cannot be told over anthropic_messages; set it in the task's model.sampling"
+            raise InvalidTask("agent.settings", [text.format(name) for name in said])
 
     def command(self, context: HarnessContext) -> Sequence[str]:
         toolsets = [] if self.settings.toolsets is None else [f"--toolsets={','.join(self.settings.toolsets)}"]
@@ -109,7 +118,7 @@ class HermesHarness(Preset):
     def config(self, context: HarnessContext) -> dict[str, Any]:
         wanted = self.settings
         mode, ending = MODES[self.dialect]
-        sampling = given({"temperature": wanted.temperature, "top_p": wanted.top_p, "seed": wanted.seed})
+        sampling = given({name: getattr(wanted, name) for name in SAMPLING})
         provider = {
             "name": PROVIDER.partition(":")[2],
             "model": self.model,
@@ -132,6 +141,7 @@ class HermesHarness(Preset):
             "model_catalog": {"enabled": False},
             "auxiliary": {"title_generation": {"enabled": False}},
             "mcp_servers": {server.name: _mcp(server) for server in self.spec.mcp_servers},
+            "mcp_discovery_timeout": SERVERS_S,
         }
         return merged(merged(FRESH, wanted.config), given(own))
 
@@ -156,4 +166,4 @@ class HermesHarness(Preset):
 def _mcp(server: McpServerSpec) -> dict[str, Any]:
     if server.transport == "stdio":
         return {"command": server.command, "args": list(server.args)}
-    return {"url": server.url}
+    return {"url": server.url, **({"transport": "sse"} if server.transport == "sse" else {})}

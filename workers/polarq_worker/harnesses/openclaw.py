@@ -16,7 +16,7 @@ from pydantic import Field
 from polarq.contracts.specs import McpServerSpec
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, given, merged
-from polarq_worker.harnesses.preset import Preset, PresetSettings
+from polarq_worker.harnesses.preset import SERVERS_S, Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
 
@@ -128,6 +128,7 @@ class OpenClawHarness(Preset):
 
 
 def _mcp(server: McpServerSpec) -> dict[str, Any]:
+    wait = {"connectionTimeoutMs": round(SERVERS_S * 1000)}
     if server.transport == "stdio":
-        return {"command": server.command, "args": list(server.args)}
-    return {"transport": server.transport, "url": server.url}
+        return {**wait, "command": server.command, "args": list(server.args)}
+    return {**wait, "transport": server.transport, "url": server.url}

@@ -20,7 +20,7 @@ from polarq.contracts.specs import AgentSpec, McpServerSpec
 from polarq.errors import HarnessFault
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, given, merged
-from polarq_worker.harnesses.preset import Preset, PresetSettings
+from polarq_worker.harnesses.preset import SERVERS_S, Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram, home_of
 from polarq_worker.harnesses.programs.versions import Versions
 from polarq_worker.runtimes.base import Runtime
@@ -184,6 +184,8 @@ class OpenCodeHarness(Preset):
 
 
 def _mcp(server: McpServerSpec) -> dict[str, Any]:
+    # For its start and for each call.
+    common = {"enabled": True, "timeout": round(SERVERS_S * 1000)}
     if server.transport == "stdio":
-        return {"type": "local", "command": [server.command, *server.args], "enabled": True}
-    return {"type": "remote", "url": server.url, "enabled": True}
+        return {**common, "type": "local", "command": [server.command, *server.args]}
+    return {**common, "type": "remote", "url": server.url}

@@ -37,6 +37,9 @@ MODEL = "polarq"
 """What a program is told its model is called, where the task does not say."""
 LIMITS = frozenset({"call_limit", "max_iterations", "max_session_turns", "max_steps", "max_turns", "step_limit"})
 """Words of one program or another for its `turn_limit`."""
+SERVERS_S = 120.0
+"""How long a program waits for the task's MCP servers before its first call, at most: on a busy node one starts slowly.
+Tools that are late would join the others in the middle of the history, or never."""
 _COPY_S = 120.0
 
 
