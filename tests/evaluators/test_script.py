@@ -187,6 +187,12 @@ async def test_work_that_hangs_is_zero_and_a_script_that_has_no_time_is_a_fault(
         await bench.verdict(timeout_s=0.5)
 
 
+async def test_a_script_that_hangs_before_it_says_a_reward_has_judged_nothing(bench: Bench) -> None:
+    await bench.start(script("echo 1 > $POLARQ_REWARD_FILE; sleep 60", timeout_s=0.5, reward_from="file"))
+    with pytest.raises(EvaluationTimedOut):
+        await bench.verdict()
+
+
 async def test_a_sandbox_that_is_gone_is_a_fault(bench: Bench) -> None:
     await bench.start(EvaluatorSpec(strategy="script", config={"command": "true"}))
     await bench.runtime.stop()
