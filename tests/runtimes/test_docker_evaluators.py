@@ -12,8 +12,10 @@ from polarq.errors import OutOfMemory
 from polarq_worker.evaluators.base import EvaluationTimedOut
 from polarq_worker.runtimes.base import Runtime
 
-from ..evaluators.conftest import REPO
+from ..evaluators.conftest import FIX, REPO
 from ..evaluators.odd_rewards import NOT_A_NUMBER, RUN_CASE, each_is_an_outcome
+from ..evaluators.test_swebench_harness import BEFORE, RUN
+from ..evaluators.test_swebench_harness import spec as swebench
 from .docker_rig import Sandboxes, daemon_is_here
 from .test_docker_harbor import DockerBench, harbor
 
@@ -75,6 +77,18 @@ async def test_a_sandbox_that_is_too_small_for_its_grading_says_nothing_of_the_w
 ) -> None:
     kind, command, config = STARVED[name]
     await small.start(script(command, **config) if kind == "script" else harbor(tmp_path, command))
+    with pytest.raises(OutOfMemory, match="the sandbox ran out of memory while it was graded"):
+        await small.verdict()
+
+
+@pytest.mark.parametrize("right", [True, False])
+async def test_swebench_says_what_was_solved_and_nothing_of_the_rest(right: bool, small: DockerBench) -> None:
+    small.files["tests/test_calc.py"] = BEFORE
+    await small.start(swebench(test_command=f"{HUNGRY}\n{RUN.replace('python ', 'python3 ')}"))
+    await small.agent(FIX if right else "echo '#' >> calc.py")
+    if right:
+        assert (await small.verdict()).outcome == 1.0
+        return
     with pytest.raises(OutOfMemory, match="the sandbox ran out of memory while it was graded"):
         await small.verdict()
 
