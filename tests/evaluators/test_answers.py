@@ -62,7 +62,8 @@ async def test_a_policy_that_said_nothing_has_zero_and_the_reason(bench: Bench) 
     [
         ("printf ' 42\\n' > answer.txt", 1.0, None),
         ("true", 0.0, "there is no file"),
-        ("mkdir answer.txt", 0.0, "there is no file"),
+        ("mkdir answer.txt", 0.0, "is no regular file"),
+        ("mkfifo answer.txt", 0.0, "is no regular file"),
         ("printf '\\xff' > answer.txt", 0.0, "not UTF-8"),
         ("printf '\\n' > answer.txt", 0.0, "blank"),
         ("head -c 2000000 /dev/zero > answer.txt", 0.0, "more than"),

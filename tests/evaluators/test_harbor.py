@@ -131,6 +131,14 @@ async def test_an_exit_code_counts_where_the_task_says_so(bench: Bench, tmp_path
     assert (await bench.verdict()).outcome == 1.0
     with pytest.raises(EvaluatorFault, match="exit code 3"):
         await outcome(bench, harbor(task, require_exit_0=True))
+    (task / "tests" / "test.sh").write_text("echo 1 > $VERIFIER_DIR/reward.txt")
+    assert (await outcome(bench, harbor(task, require_exit_0=True))).outcome == 1.0
+
+
+async def test_who_destroys_the_record_of_the_repository_gets_the_least_reward(bench: Bench, tmp_path: Path) -> None:
+    await begun(bench, harbor(directory(tmp_path), repo_dir=REPO, min_reward=-1))
+    await bench.agent("cd .. && rm -rf .polarq repo")
+    assert (await bench.verdict()).outcome == -1.0
 
 
 async def test_a_verifier_that_hangs_is_a_fault(bench: Bench, tmp_path: Path) -> None:

@@ -169,9 +169,10 @@ async def test_another_judge_and_one_that_is_to_judge_anew_are_asked_themselves(
         async with scripted_judge(f'{{"score": {said}}}') as judge:
             await asked(bench, judge)
             assert (await bench.verdict()).outcome == said
-    async with scripted_judge('{"score": 0.4}', '{"score": 0.3}') as judge:
-        await bench.start(judged(judge, judge_cache=False))
-        assert [(await bench.verdict()).outcome for _ in range(2)] == [0.4, 0.3]
+    async with scripted_judge(*(f'{{"score": {said}}}' for said in (0.4, 0.3, 0.1))) as judge:
+        for kept, said in ((False, 0.4), (True, 0.3), (False, 0.1), (True, 0.3)):
+            await bench.start(judged(judge, judge_cache=kept))
+            assert (await bench.verdict()).outcome == said
 
 
 async def test_a_count_of_tokens_that_is_none_counts_for_nothing(bench: Bench) -> None:

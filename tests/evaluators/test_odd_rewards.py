@@ -44,6 +44,17 @@ async def test_of_a_last_line_that_is_cut(bench: Bench) -> None:
         await bench.verdict()
 
 
+@pytest.mark.parametrize(
+    ("beside", "kept"), [("'[' * 90 + ']' * 90", True), ("'[' * 150 + ']' * 150", False), ("[7] * 20_900", False)]
+)
+async def test_what_stands_beside_a_reward_is_kept_where_it_can_be(beside: str, kept: bool, bench: Bench) -> None:
+    told = f"import os; open(os.environ['POLARQ_REWARD_FILE'], 'w').write('{{\"reward\": 1, \"x\": %s}}' % ({beside}))"
+    await bench.start(script(f"python3 - <<'P'\n{told}\nP"))
+    reward = await bench.verdict()
+    assert (reward.outcome, "reward_json" in reward.report) == (1.0, kept)
+    assert reward.report.get("left_out_of_report", []) == ([] if kept else ["reward_json"])
+
+
 async def test_a_verifier_that_says_much_beside_a_long_reward_is_heard(bench: Bench, tmp_path: Path) -> None:
     bench.env = {"REPO": f"{bench.session}/repo"}
     much = "head -c 4M /dev/zero | tr '\\0' x; echo; head -c 250000 /dev/zero | tr '\\0' ' '"

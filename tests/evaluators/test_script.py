@@ -173,6 +173,13 @@ async def test_a_range_of_the_tasks_own_holds(bench: Bench) -> None:
     assert (await bench.verdict()).outcome == -1.0
 
 
+@BOTH
+async def test_who_destroys_the_record_of_the_repository_gets_the_least_reward(bench: Bench, fresh: bool) -> None:
+    await bench.start(script("true", fresh=fresh, min_reward=-1))
+    await bench.agent("cd .. && rm -rf .polarq repo")
+    assert (await bench.verdict()).outcome == -1.0
+
+
 async def test_a_service_of_the_agents_lives_until_the_script_ends(bench: Bench) -> None:
     await bench.start(script("kill -0 $(cat pid)", cwd=REPO))
     await bench.agent("setsid sleep 300 > /dev/null 2>&1 & echo $! > pid")
@@ -185,6 +192,12 @@ async def test_work_that_hangs_is_zero_and_a_script_that_has_no_time_is_a_fault(
     assert (await bench.verdict()).outcome == 0.0
     with pytest.raises(EvaluationTimedOut):
         await bench.verdict(timeout_s=0.5)
+
+
+async def test_a_script_that_hangs_before_it_says_a_reward_has_judged_nothing(bench: Bench) -> None:
+    await bench.start(script("echo 1 > $POLARQ_REWARD_FILE; sleep 60", timeout_s=0.5, reward_from="file"))
+    with pytest.raises(EvaluationTimedOut):
+        await bench.verdict()
 
 
 async def test_a_sandbox_that_is_gone_is_a_fault(bench: Bench) -> None:

@@ -78,6 +78,14 @@ async def begun(bench: Bench, what: EvaluatorSpec) -> None:
     await bench.start(what)
 
 
+async def test_a_required_test_that_was_not_run_is_not_passed(bench: Bench) -> None:
+    await begun(bench, spec(test_command=RUN.replace('startswith("test_")', 'startswith("test_zero")')))
+    await bench.agent(FIX)
+    reward = await bench.verdict()
+    assert (reward.outcome, reward.report["resolved"]) == (0.0, False)
+    assert reward.report["tests"]["FAIL_TO_PASS.failed"] == F2P
+
+
 WAYS: dict[str, tuple[str, float]] = {
     "solved": (FIX, 1.0),
     "solved and committed": (f"{FIX}; {GIT} commit -qam done", 1.0),

@@ -45,7 +45,8 @@ BROKEN: dict[str, Any] = {
     "sglang: of another token": entries([-0.5, -0.5], [1, 2, 3, 5], "sglang"),
     "sglang: too few": entries([-0.5], IDS, "sglang"),
     "sglang: nothing": {"meta_info": {}},
-    "sglang: no pairs": {"meta_info": {"input_token_logprobs": [None, [-0.25], "xy"]}},
+    "sglang: no pairs": {"meta_info": {"input_token_logprobs": [None, "xy", 3]}},
+    "sglang: half a pair": {"meta_info": {"input_token_logprobs": [[-0.5, 2], [-0.25], [-0.5, 4]]}},
 }
 
 

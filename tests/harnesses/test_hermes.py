@@ -82,6 +82,12 @@ def test_over_messages_it_cannot_be_told_how_to_sample() -> None:
     assert len(caught.value.problems) == 2
 
 
+def test_a_server_has_no_name_of_a_toolset_of_its_own() -> None:
+    with pytest.raises(InvalidTask, match="'web' is a toolset of Hermes Agent's own") as caught:
+        hermes(mcp_servers=[{"name": name, "command": "x"} for name in ("web", "mine")])
+    assert len(caught.value.problems) == 1
+
+
 def test_its_instruction_may_be_longer_than_an_argument_and_no_module_of_a_repository_is_its_own(
     tmp_path: Path, make_context: MakeContext
 ) -> None:

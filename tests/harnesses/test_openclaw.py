@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from polarq.contracts.specs import AgentSpec
+from polarq.errors import InvalidTask
 from polarq_worker.harnesses.openclaw import FOLLOWED, OpenClawHarness
 from tests.harnesses.conftest import MakeContext
 
@@ -56,6 +57,15 @@ def test_a_temperature_is_said_where_it_is_read_and_tools_of_servers_are_offered
     assert config["agents"] == {"defaults": {"params": {"temperature": 0.5}}}
     assert config["tools"]["toolSearch"] is True
     assert openclaw().config(context)["tools"]["toolSearch"] is False
+
+
+def test_over_messages_a_temperature_goes_with_no_thinking() -> None:
+    """It sends none while the model thinks."""
+    settings = {"dialect": "anthropic_messages", "temperature": 0.5}
+    with pytest.raises(InvalidTask, match="thinking: 'off'"):
+        openclaw(settings=settings)
+    openclaw(settings={**settings, "thinking": "off"})
+    openclaw(settings={**settings, "dialect": "openai_chat"})
 
 
 def test_its_file_is_where_its_command_says_and_names_its_servers(make_context: MakeContext) -> None:

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from polarq.contracts.specs import EvaluatorSpec
+from polarq.errors import OutOfMemory
 from polarq_worker.evaluators.base import EvaluationTimedOut
+from polarq_worker.runtimes.base import Runtime
 
-from ..evaluators.conftest import REPO
+from ..evaluators.conftest import FIX, REPO
 from ..evaluators.odd_rewards import NOT_A_NUMBER, RUN_CASE, each_is_an_outcome
+from ..evaluators.test_swebench_harness import BEFORE, RUN
+from ..evaluators.test_swebench_harness import spec as swebench
 from .docker_rig import Sandboxes, daemon_is_here
 from .test_docker_harbor import DockerBench, harbor
 
@@ -43,6 +47,55 @@ async def test_whatever_lies_where_a_verifiers_reward_should_be_is_an_outcome(
     bench: DockerBench, tmp_path: Path
 ) -> None:
     await each_is_an_outcome(bench, harbor(tmp_path, f"cd {REPO}; R=/logs/verifier/reward.txt; {RUN_CASE}"), {})
+
+
+HUNGRY = "python3 -c \"x = b'x' * (1 << 30)\""
+
+
+@pytest.fixture
+def small(bench: DockerBench, monkeypatch: pytest.MonkeyPatch) -> DockerBench:
+    """With too little memory for what is hungry."""
+
+    def new(root: Path) -> Runtime:
+        return bench.sandboxes.new(root.name, workdir=REPO, memory_mb=96)
+
+    monkeypatch.setattr(bench, "new", new)
+    return bench
+
+
+STARVED = {
+    "by its exit code": ("script", HUNGRY, {}),
+    "by its last word": ("script", f"{HUNGRY} && echo 1 || echo 0", {"reward_from": "output"}),
+    "a verifier that is killed": ("harbor", HUNGRY, {}),
+    "a verifier whose tests are killed": ("harbor", f"({HUNGRY} && echo 1 || echo 0) > /logs/verifier/reward.txt", {}),
+}
+
+
+@pytest.mark.parametrize("name", STARVED)
+async def test_a_sandbox_that_is_too_small_for_its_grading_says_nothing_of_the_work(
+    name: str, small: DockerBench, tmp_path: Path
+) -> None:
+    kind, command, config = STARVED[name]
+    await small.start(script(command, **config) if kind == "script" else harbor(tmp_path, command))
+    with pytest.raises(OutOfMemory, match="the sandbox ran out of memory while it was graded"):
+        await small.verdict()
+
+
+@pytest.mark.parametrize("right", [True, False])
+async def test_swebench_says_what_was_solved_and_nothing_of_the_rest(right: bool, small: DockerBench) -> None:
+    small.files["tests/test_calc.py"] = BEFORE
+    await small.start(swebench(test_command=f"{HUNGRY}\n{RUN.replace('python ', 'python3 ')}"))
+    await small.agent(FIX if right else "echo '#' >> calc.py")
+    if right:
+        assert (await small.verdict()).outcome == 1.0
+        return
+    with pytest.raises(OutOfMemory, match="the sandbox ran out of memory while it was graded"):
+        await small.verdict()
+
+
+async def test_work_that_is_right_although_something_was_killed_is_right(small: DockerBench, tmp_path: Path) -> None:
+    await small.start(harbor(tmp_path, f"{HUNGRY}; echo 1 > /logs/verifier/reward.txt"))
+    assert (await small.verdict()).outcome == 1.0
 
 
 async def test_work_that_hangs_is_zero_and_nothing_of_it_is_left(bench: DockerBench) -> None:

@@ -52,11 +52,11 @@ class DockerBench(Bench):
 
     def __init__(self, sandboxes: Sandboxes) -> None:
         super().__init__(sandboxes.folder)
-        self._sandboxes = sandboxes
+        self.sandboxes = sandboxes
         self.files |= {"store.py": STORE}
 
     def new(self, root: Path) -> Runtime:
-        return self._sandboxes.new(root.name, workdir=REPO)
+        return self.sandboxes.new(root.name, workdir=REPO)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from polarq.testing.conformance.mcp_server import TOOL, code_of
 from polarq.testing.inference.scenario import Turn
 
 FOLDER = "/polar/session/brought"
-SERVERS = {"stdio": "pipe", "sse": "events", "streamable-http": "web"}
+SERVERS = {"stdio": "pipe", "sse": "events", "streamable-http": "remote"}
 """The server's name in a task, by transport."""
 WORD = "aubergine"
 """What the model asks the servers for."""

@@ -81,6 +81,7 @@ class DialectScript(Contract):
     agent: dict[str, Any] = {}
     turns: tuple[Turn, ...] | None = None
     mcp: tuple[Turn, ...] | None = None
+    sampling: dict[str, Any] | None = None
     refuses: tuple[str, ...] | None = None
     expect: dict[CheckName, Expected] = {}
 
@@ -99,7 +100,7 @@ class ProgramScenario(Contract):
     """What the program tells the model in the last request at its limit of turns, where it asks for a closing answer
     and does not just stop (`expect.limits.calls`: the requests, that one among them)."""
     sampling: dict[str, Any] = {}
-    """Settings that ask for a temperature of 0.5, where the preset has no `temperature`."""
+    """Settings that ask for a temperature of 0.5, where the preset has no `temperature` or wants more with it."""
     refuses: tuple[str, ...] = ()
     """Settings of the preset that the program cannot be told over one dialect: a task that asks for one is refused."""
     before: int = Field(0, ge=0)
@@ -125,7 +126,7 @@ class ProgramScenario(Contract):
         own = self.dialects.get(dialect, DialectScript())
         settings = {**self.agent.get("settings", {}), **own.agent.get("settings", {})}
         agent = {**self.agent, **own.agent, **({"settings": settings} if settings else {})}
-        given = {"turns": own.turns, "mcp": own.mcp, "refuses": own.refuses}
+        given = {"turns": own.turns, "mcp": own.mcp, "sampling": own.sampling, "refuses": own.refuses}
         said = {key: turns for key, turns in given.items() if turns is not None}
         return self.model_copy(update={"agent": agent, **said, "expect": {**self.expect, **own.expect}})
 

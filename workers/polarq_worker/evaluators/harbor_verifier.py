@@ -13,7 +13,7 @@ import base64
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from polarq.contracts.harbor import HarborConfig
@@ -75,6 +75,8 @@ class Verified:
     json: bytes
     status: int
     report: dict[str, Any]
+    out_of_memory: bool = False
+    """Something in the sandbox was killed for want of memory meanwhile."""
 
 
 async def verify(
@@ -96,7 +98,7 @@ async def verify(
     _, found = await _once(runtime, config, env, user, timeout_s, "file", f"{LOG}.again")
     await runtime.end_background()
     found = await _read(runtime, config, found)
-    return Verified(found.text, found.json, found.status, {**found.report, "verified_again": again})
+    return replace(found, report={**found.report, "verified_again": again})
 
 
 async def _once(
@@ -133,6 +135,7 @@ async def _once(
         base64.b64decode(data.rstrip(".")),
         int(status),
         {**report, "reward_channel": channel},
+        result.out_of_memory,
     )
     return state, found
 
@@ -149,11 +152,25 @@ async def _read(runtime: Runtime, config: HarborConfig, found: Verified) -> Veri
     if result.exit_code == NO_REGULAR_FILE:
         raise EvaluatorFault(f"{result.stderr_text.strip()} is no regular file; see log {found.report['log']}")
     text, data = (line.rstrip(".") for line in [*result.stdout_text.split("\n"), "", ""][:2])
-    return Verified(base64.b64decode(text), base64.b64decode(data), found.status, found.report)
+    return replace(found, text=base64.b64decode(text), json=base64.b64decode(data))
 
 
 def reward_in(found: Verified, config: HarborConfig) -> tuple[float, dict[str, Any]]:
-    """(the reward, what reward.json held). Raises `EvaluatorFault` for what is none; nothing is clamped."""
+    """(the reward, what reward.json held). Raises `EvaluatorFault` for what is none; nothing is clamped. Raises
+    `OutOfMemory` for none, and for the least, where the sandbox had too little memory: it says nothing of the work."""
+    starved = f"the sandbox ran out of memory while it was graded; see log {found.report.get('log')}"
+    try:
+        reward, whole = _reward_in(found, config)
+    except EvaluatorFault:
+        if found.out_of_memory:
+            raise OutOfMemory(starved) from None
+        raise
+    if found.out_of_memory and reward <= config.min_reward:
+        raise OutOfMemory(starved)
+    return reward, whole
+
+
+def _reward_in(found: Verified, config: HarborConfig) -> tuple[float, dict[str, Any]]:
     low, high = config.min_reward, config.max_reward
     for data in (found.text, found.json):
         if len(data) > MAX_REWARD_BYTES:

@@ -98,6 +98,8 @@ class ScriptEvaluator(Evaluator):
         text = await self._said(runtime, result, reward_file)
         what = "the reward file" if config.reward_from == "file" else "the last line of the script's output"
         outcome, rest = reward_of(text, config.reward_key, config.min_reward, config.max_reward, what)
+        if result.out_of_memory and outcome <= config.min_reward:
+            raise OutOfMemory(f"the sandbox ran out of memory while it was graded ({result.why}); see log {LOG}")
         turns = [len(trace.turns) for trace in context.trajectory.traces]
         credit = credit_of(rest, turns, config.min_reward, config.max_reward, what)
         reward = self.verdict(outcome, report | ({"reward_json": rest} if rest else {}))

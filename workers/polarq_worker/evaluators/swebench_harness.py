@@ -82,6 +82,8 @@ class SwebenchHarnessEvaluator(Evaluator):
         except WorkLost as exc:
             return self.verdict(0.0, {**report, **exc.report})
         report |= {**graded.report, **run.report}
+        if run.starved and (found is None or found.get("resolved") is not True):
+            raise OutOfMemory(run.starved)
         if found is None:
             return self.verdict(0.0, {**report, "test_timeout": True})
         if not found.get("patch_successfully_applied"):
@@ -125,6 +127,8 @@ class _Run:
         self.report: dict[str, Any] = {}
         self.denied: list[str] = []
         """Required tests that the log calls failed as well as passed."""
+        self.starved = ""
+        """Why the last run says nothing against the work: the script ends well whatever was killed in it."""
 
     async def graded(self, log: str) -> dict[str, Any] | None:
         """The package's report; None where the tests did not end in their own time. Raises `EvaluatorFault`."""
@@ -145,8 +149,10 @@ class _Run:
         self.report = {"test_s": round(result.duration_s, 3), "log": log, "output_truncated": result.truncated}
         if result.kind is ExecKind.SANDBOX_LOST:
             raise SandboxLost(f"the evaluation script could not be run: {result.why}")
+        starved = f"the sandbox ran out of memory while it was graded ({result.why}); see log {log}"
+        self.starved = starved if result.out_of_memory else ""
         if result.out_of_memory and not result.ok:
-            raise OutOfMemory(f"the sandbox ran out of memory while it was graded ({result.why}); see log {log}")
+            raise OutOfMemory(starved)
         if result.kind is ExecKind.COULD_NOT_START or result.signal == 9:
             raise EvaluatorFault(f"the evaluation script could not be run: {result.why}; see log {log}")
         if result.kind is ExecKind.TIMED_OUT:

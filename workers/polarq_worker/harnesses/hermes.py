@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from polarq.contracts.rollout import HarnessReport, StepReport
-from polarq.contracts.specs import AgentSpec, McpServerSpec
+from polarq.contracts.specs import McpServerSpec
 from polarq.errors import InvalidTask
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_yaml, given, merged
@@ -35,6 +35,13 @@ MODES = {
 """Hermes's name for a dialect, and what its address ends in."""
 PROVIDER = "custom:polarq"
 SAMPLING = ("temperature", "top_p", "seed")
+TOOLSETS = frozenset({
+    "browser", "clarify", "code_execution", "coding", "computer_use", "context_engine", "cronjob", "debugging",
+    "delegation", "discord", "discord_admin", "feishu_doc", "feishu_drive", "file", "homeassistant", "image_gen",
+    "kanban", "memory", "project", "safe", "search", "session_search", "skills", "spotify", "terminal", "todo",
+    "tts", "video", "video_gen", "vision", "web", "x_search", "yuanbao"
+})  # fmt: skip
+"""Its own. A server's tools are a toolset of the server's name, and under one of these they are not offered."""
 TURNS = 90
 """Where it stops; without a terminal it can be told no other number."""
 FRESH = {
@@ -93,8 +100,12 @@ class HermesHarness(Preset):
     kept: ClassVar[tuple[str, ...]] = ("state.db", "logs", "usage.json")
     settings: HermesSettings
 
-    def __init__(self, spec: AgentSpec) -> None:
-        super().__init__(spec)
+    def _check(self) -> None:
+        super()._check()
+        taken = [server.name for server in self.spec.mcp_servers if server.name in TOOLSETS]
+        if taken:
+            text = f"mcp_servers: '{{}}' is a toolset of {self.title}'s own, which wins; give the server another name"
+            raise InvalidTask("agent", [text.format(name) for name in taken])
         said = [name for name in SAMPLING if getattr(self.settings, name) is not None]
         if said and self.dialect == "anthropic_messages":
             text = f"{{}}: {self.title} cannot be told over anthropic_messages; set it in the task's model.sampling"

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from polarq.contracts.specs import McpServerSpec
+from polarq.errors import InvalidTask
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, given, merged
 from polarq_worker.harnesses.preset import SERVERS_S, Preset, PresetSettings
@@ -37,6 +38,7 @@ class OpenClawSettings(PresetSettings):
 
     thinking: Literal["off", "minimal", "low", "medium", "high", "xhigh", "adaptive", "max"] | None = None
     temperature: float | None = Field(None, ge=0)
+    """Over Anthropic's messages it sends one only with `thinking: off`."""
     max_tokens: int = Field(16_384, gt=0)
     """Tokens per answer at most."""
     context_window: int = Field(128_000, gt=0)
@@ -69,6 +71,15 @@ class OpenClawHarness(Preset):
     takes_skills: ClassVar[bool] = True
     kept: ClassVar[tuple[str, ...]] = ("agents",)
     settings: OpenClawSettings
+
+    def _check(self) -> None:
+        super()._check()
+        wanted = self.settings
+        if self.dialect == "anthropic_messages" and wanted.temperature is not None and wanted.thinking != "off":
+            text = (
+                "temperature: over anthropic_messages OpenClaw sends none while the model thinks; set thinking: 'off'"
+            )
+            raise InvalidTask("agent.settings", [f"{text}, or leave it to the task's model.sampling"])
 
     def command(self, context: HarnessContext) -> Sequence[str]:
         folder = self.folder(context.layout)
