@@ -54,7 +54,13 @@ def write(folder: Path, findings: Sequence[Mapping[str, Any]]) -> None:
 
 def page(folder: Path) -> str:
     """The whole page, as Markdown."""
-    rows, notes = [], []
+    rows: list[list[str]] = []
+    notes: dict[str, int] = {}
+    """Each with its number; one that several rows say stands once."""
+
+    def noted(text: str) -> str:
+        return f" [{notes.setdefault(text, len(notes) + 1)}]"
+
     for file in sorted(folder.glob("*.json")):
         findings = {one["check"]: one for one in json.loads(file.read_text("utf-8"))}
         newest = max(findings.values(), key=lambda one: one["date"])
@@ -64,10 +70,7 @@ def page(folder: Path) -> str:
             finding = findings.get(check)
             mark = "" if finding is None else _mark(finding)
             if finding is not None and finding["detail"]:
-                notes.append(
-                    f"{newest['harness']} ({newest['dialect']}, {newest['backend']}), {check}: {finding['detail']}"
-                )
-                mark += f" [{len(notes)}]"
+                mark += noted(f"{newest['harness']}, {check}: {finding['detail']}")
             cells.append(mark)
         rows.append([*cells, newest["date"]])
     seen = {row[0] for row in rows}
@@ -76,13 +79,12 @@ def page(folder: Path) -> str:
             continue
         where = "not run here"
         if name in shipped() and (why := load(name).not_run):
-            notes.append(f"{name}: {why}")
-            where += f" [{len(notes)}]"
+            where += noted(f"{name}: {why}")
         rows.append([name, version, ", ".join(dialects), where, *("" for _ in CHECKS), ""])
     rows.sort(key=lambda row: row[0])
     head = ["harness", "version", "dialect", "sandbox", *CHECKS, "date"]
     lines = [_row(head), _row("---" for _ in head), *map(_row, rows)]
-    numbered = [f"{number}. {note}" for number, note in enumerate(notes, 1)]
+    numbered = [f"{number}. {note}" for note, number in notes.items()]
     return "\n".join([HEAD, *lines, "", *numbered, *([""] if numbered else []), LEGEND])
 
 
