@@ -21,7 +21,7 @@ from polarq.testing.conformance.scenario import load, shipped
 from polarq_worker.harnesses.claude_code import ClaudeCodeHarness
 from polarq_worker.harnesses.codex import CodexHarness
 from polarq_worker.harnesses.configs import as_json, as_toml, as_yaml
-from polarq_worker.harnesses.preset import LIMITS, Preset
+from polarq_worker.harnesses.preset import LIMITS, SERVERS_S, Preset
 from polarq_worker.harnesses.programs.program import PythonSource
 from polarq_worker.harnesses.verdicts import CallsSeen, verdict_of
 from polarq_worker.runtimes.local import LocalRuntime
@@ -192,9 +192,10 @@ def test_codex_is_told_of_model_servers_and_limits_by_its_configuration(make_con
     assert (config["model_reasoning_effort"], config["model_auto_compact_token_limit"]) == ("low", 9000)
     assert config["hide_agent_reasoning"] is True
     assert config["features"] == {"plugins": False, "apps": False, "x": True}
+    waited_for = {"required": True, "startup_timeout_sec": SERVERS_S}
     assert config["mcp_servers"] == {
-        "files": {"command": "files-server", "args": ["--root", "/x y"]},
-        "far": {"url": "http://127.0.0.1:9/mcp"},
+        "files": {**waited_for, "command": "files-server", "args": ["--root", "/x y"]},
+        "far": {**waited_for, "url": "http://127.0.0.1:9/mcp"},
     }
     (step,) = preset.steps(context)
     assert step.stdin == b"Do it."
