@@ -39,6 +39,7 @@ COMPARED = 2000
 SOME = 20
 """Tokens after which a call is surely under way."""
 CALLS = 14
+TRIES = 5
 HARNESS = f"""python3 - <<'PY'
 import json, os, urllib.request
 
@@ -247,7 +248,11 @@ async def test_a_call_that_a_pause_cuts_goes_on_with_the_new_weights_and_each_id
     redis_client: Redis, keys: Keys, note: Note,
 ) -> None:  # fmt: skip
     """Of a stream the ids are there, and sampling goes on from them. Of a whole answer the engine has said nothing
-    yet, so that it is sampled anew."""
+    yet, so that it is sampled anew.
+
+    What a random model samples may be no text where it is cut (half a character): what was shown of it is then no
+    beginning of the whole, and the harness is told to ask again, which is not what is looked at here.
+    """
     heard: list[str] = []
 
     async def begun() -> tuple[Session, Session, asyncio.Task[str], asyncio.Task[Answer]]:
@@ -257,18 +262,27 @@ async def test_a_call_that_a_pause_cuts_goes_on_with_the_new_weights_and_each_id
         body = says("Go.", max_tokens=LONG, temperature=1.0, ignore_eos=True)
         return streaming, whole, watching, asyncio.create_task(whole.ask(body))
 
-    async with swappable.standing_still():
-        read_on, unread, watching, waiting = await caught(swappable, begun, 2)
-        await until(lambda: heard_some(heard))
-        await set_pause(redis_client, keys, lease_s=600.0, mode="abort")
-        await until(lambda: held_back(proxy, 2))
-    await until(lambda: idle(swappable))
-    assert not watching.done()
-    assert not waiting.done()
-    await asyncio.to_thread(swap, swappable, other_dir, NEW)
-    await clear_pause(redis_client, keys)
-    assert (await watching).rstrip().endswith("data: [DONE]")
-    assert (await waiting).usage["completion_tokens"] == LONG
+    async def cut_by_a_pause() -> tuple[Session, Session, str, Answer]:
+        async with swappable.standing_still():
+            read_on, unread, watching, waiting = await caught(swappable, begun, 2)
+            await until(lambda: heard_some(heard))
+            await set_pause(redis_client, keys, lease_s=600.0, mode="abort")
+            await until(lambda: held_back(proxy, 2))
+        await until(lambda: idle(swappable))
+        assert not watching.done()
+        assert not waiting.done()
+        await asyncio.to_thread(swap, swappable, other_dir, NEW)
+        await clear_pause(redis_client, keys)
+        return read_on, unread, (await watching).rstrip(), await waiting
+
+    for _ in range(TRIES):
+        read_on, unread, said, whole = await cut_by_a_pause()
+        if '"code":"aborted"' not in said:
+            break
+        assert swappable.checkpoint is not None
+        await asyncio.to_thread(swap, swappable, swappable.checkpoint, OLD)
+    assert said.endswith("data: [DONE]")
+    assert whole.usage["completion_tokens"] == LONG
 
     [continued] = await read_on.recorded()
     assert (continued.trainable, continued.untrainable, len(continued.sampled_ids)) == (True, None, LONG)
