@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from ..evaluators.conftest import FIX, REPO
 from ..evaluators.odd_rewards import NOT_A_NUMBER, RUN_CASE, each_is_an_outcome
 from ..evaluators.test_swebench_harness import BEFORE, RUN
 from ..evaluators.test_swebench_harness import spec as swebench
-from .docker_rig import Sandboxes, daemon_is_here
+from .docker_rig import Sandboxes
 from .test_docker_harbor import DockerBench, harbor
 
 pytestmark = pytest.mark.docker
@@ -27,11 +26,8 @@ LEFT = "grep -lzx '9876[5]' /proc/[0-9]*/cmdline"
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[DockerBench]:
-    daemon_is_here()
-    sandboxes = Sandboxes(tmp_path)
-    yield DockerBench(sandboxes)
-    await sandboxes.stop()
+def bench(sandboxes: Sandboxes) -> DockerBench:
+    return DockerBench(sandboxes)
 
 
 def script(command: str, **config: object) -> EvaluatorSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from polarq.contracts.specs import EvaluatorSpec
 from polarq_worker.runtimes.base import Runtime
 
 from ..evaluators.conftest import FIX, REPO, Bench
-from .docker_rig import Sandboxes, daemon_is_here
+from .docker_rig import Sandboxes
 
 pytestmark = pytest.mark.docker
 
@@ -60,11 +59,8 @@ class DockerBench(Bench):
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[DockerBench]:
-    daemon_is_here()
-    sandboxes = Sandboxes(tmp_path)
-    yield DockerBench(sandboxes)
-    await sandboxes.stop()
+def bench(sandboxes: Sandboxes) -> DockerBench:
+    return DockerBench(sandboxes)
 
 
 def harbor(folder: Path, script: str, *, fresh: bool = False, **config: Any) -> EvaluatorSpec:
