@@ -72,7 +72,8 @@ class SweInstance(BaseModel):
 
 
 class SwebenchConfig(Contract):
-    """`swebench_harness`: 1.0 when the package `swebench` calls the instance resolved, else 0.0."""
+    """`swebench_harness`: 1.0 when the package `swebench` calls the instance resolved, else 0.0. What the agent left
+    running is ended before its work is looked at."""
 
     instance: SweInstance
     """A mapping, or a JSON text of one. Rows with `eval_script` and `log_parser` (SWE-bench as of swebench 5) say how

@@ -51,6 +51,9 @@ class SwebenchHarnessEvaluator(Evaluator):
     async def evaluate(self, context: EvaluationContext) -> Reward:
         config, env = self._config, {**context.env, **self.spec.env}
         deadline = time.monotonic() + context.timeout_s
+        # An instance's script is written for a container in which nothing runs yet, and its last step undoes what was
+        # done to the tests: whoever changes them in time would not be seen to have done it.
+        await context.runtime.end_background()
         try:
             graded = await set_up(
                 context,
