@@ -327,6 +327,13 @@ asyncio.run(main())
 """
 
 
+def test_a_worker_that_ends_leaves_nothing_to_be_told_by_the_interpreter(tmp_path: Path) -> None:
+    short = WORKER.partition('    await runtime.exec("setsid')[0] + "    await runtime.stop()\n\nasyncio.run(main())\n"
+    argv = [sys.executable, "-W", "always::ResourceWarning", "-c", short, str(tmp_path / "root")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LONG_S, check=True)
+    assert done.stderr == ""
+
+
 async def test_a_killed_worker_leaves_nothing_running(tmp_path: Path) -> None:
     root = tmp_path / "root"
     worker = subprocess.Popen([sys.executable, "-c", WORKER, str(root)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import marshal
 import os
 import socket
@@ -124,6 +125,8 @@ class Nursery:
             )
         ours.setblocking(True)
         self._asked = ours
+        if self._generation == 0:
+            atexit.register(self._at_exit, os.getpid())
         self._generation += 1
 
     def _end(self) -> None:
@@ -134,6 +137,11 @@ class Nursery:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def _at_exit(self, of: int) -> None:
+        # A fork of the process that started it has no say.
+        if os.getpid() == of:
+            self._end()
 
 
 NURSERY = Nursery()
