@@ -95,7 +95,9 @@ def run(asked: argparse.Namespace, fields: Mapping[str, Mapping[str, Any]]) -> i
         if name not in over
     }
     if over:
-        print(f"{len(over)} of {len(fields)} have ended before, see {results}")
+        without = sum(last[name].verdict == "failed" for name in over)
+        hint = f"; {without} without a reward, which --again runs as new tasks" if without else ""
+        print(f"{len(over)} of {len(fields)} have ended before, see {results}{hint}")
     results.parent.mkdir(parents=True, exist_ok=True)
     with Client() as client, results.open("a", encoding="utf-8") as file:
         for ended in play(client, tasks):

@@ -173,11 +173,11 @@ def _preset(name: str) -> Any:
 
 
 def _told(name: str, *, whole: bool = False) -> dict[str, Any]:
-    """What a class says of itself: of a preset, its program; of any other, what its text begins with."""
+    """What a class says of itself: of a preset, its program; of any other, its text."""
     found = plugin("harnesses", name)
     if not hasattr(found, "program"):
         module = inspect.getmodule(found)
-        text = " ".join(((module and module.__doc__) or found.__doc__ or "").split("\n\n")[0].split())
+        text = " ".join(((module and module.__doc__) or found.__doc__ or "").split())
         return {"harness": name, "program": "", "version": "", "supported": "", **({"about": text} if whole else {})}
     program = found.program
     told = {

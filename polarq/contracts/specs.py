@@ -317,6 +317,8 @@ class EvaluatorSpec(Contract):
 
     _env = field_validator("env")(_checked_env)
 
+    _texts = model_validator(mode="after")(check_texts)
+
 
 class Timeouts(Contract):
     """One budget per stage, in seconds. None: derived from the task's `timeout_seconds`."""

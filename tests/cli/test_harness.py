@@ -40,7 +40,9 @@ def test_a_harness_is_shown_with_what_a_task_can_tell_it(capsys: pytest.CaptureF
     assert "agent.settings.max_turns  int | None = None\n      Turns of the agent at most;" in said
     assert "agent.settings.reasoning_effort  'low' | 'medium' | 'high' | 'xhigh' | 'max' | None = None\n" in said
     assert main(["harness", "show", "shell"]) == 0
-    assert "about: Harness `shell`: any command line" in capsys.readouterr().out
+    about = capsys.readouterr().out
+    assert "about: Harness `shell`: any command line (`agent.custom_shell: {command, cwd, env}`)" in about
+    assert "settings: {instruction_on_stdin: true}" in about
 
 
 @pytest.mark.parametrize(

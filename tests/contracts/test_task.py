@@ -133,6 +133,14 @@ def test_the_older_lines_name_for_samples_is_understood() -> None:
             {"agent": {"harness": "codex", "mcp_servers": [{"name": "a", "command": "x"}] * 2}},
             "agent: mcp_servers: two are called 'a'",
         ),
+        (
+            {"evaluator": {"strategy": "script", "config": {"command": "tr\0ue"}}},
+            "evaluator: config.command: has a NUL byte",
+        ),
+        (
+            {"evaluator": {"strategy": "composite", "config": {"parts": [{"config": {"repo_dir": "/a\0"}}]}}},
+            "evaluator: config.parts.0.config.repo_dir: has a NUL byte",
+        ),
     ],
 )
 def test_a_bad_task_is_refused_with_one_line_that_names_the_key(change: dict[str, Any], line: str) -> None:

@@ -203,6 +203,8 @@ def test_what_failed_is_submitted_again_where_that_is_asked(ran: Ran) -> None:
     words = ["examples.swebench_verified.run", *rows, "--task", f"{ran.folder}/swebench_verified.yaml"]
     results = ran.folder / "swebench_verified.jsonl"
     assert ran.again(*words, "--results", str(results)).returncode == 1
+    told = ran.again(*words, "--results", str(results)).stdout.splitlines()[0]
+    assert told == f"1 of 1 have ended before, see {results}; 1 without a reward, which --again runs as new tasks"
     ended = ran.again(*words, "--results", str(results), "--again")
     assert ended.stdout.splitlines() == [
         f"resolved   {LOST}  reward 1",

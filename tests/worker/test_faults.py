@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from polarq.contracts import Boundary, ExecKind, RolloutResult, RolloutState
+from polarq.contracts.endings import Ending
 from polarq.errors import InvalidTask, TaskNotFound
 from polarq.testing.stack import LocalStack
 from polarq_worker.runtimes.capture import LOG_CAP_BYTES
@@ -34,6 +35,15 @@ def test_a_bad_exit_before_the_first_model_call_is_the_harness_and_no_zero(stack
     assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.HARNESS)
     assert "exit code 3: no such flag" in result.outcome.message
     assert (result.reward, result.outcome.trainable) == (None, False)
+
+
+def test_a_harness_that_cannot_start_is_the_infrastructure_and_run_again(stack: LocalStack) -> None:
+    agent = {"harness": "shell", "custom_shell": {"command": "true", "cwd": "/no/such"}}
+    result = run(stack, {**shell_task("fault-start", "true", max_replacements=1), "agent": agent})
+    assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.RUNTIME)
+    assert (result.outcome.ending, result.outcome.reason) == (Ending.RUNTIME, "harness_could_not_start")
+    assert "there is no folder '/no/such' to run in" in result.outcome.message
+    assert (result.reward, result.outcome.trainable, result.attempt) == (None, False, 2)
 
 
 def test_a_bad_exit_after_model_calls_is_scored_by_the_work_and_kept_beside_it(stack: LocalStack) -> None:
@@ -209,6 +219,19 @@ def test_a_model_that_fails_is_the_models_boundary_and_no_zero(stack: LocalStack
     result = run(stack, shell_task("fault-model", ask(1), instruction="[script: broken] go"))
     assert (result.outcome.state, result.outcome.boundary) == (S.FAILED, B.MODEL)
     assert (result.reward, result.outcome.trainable) == (None, False)
+
+
+def test_an_agent_whose_time_runs_out_while_the_model_fails_is_not_judged(stack: LocalStack) -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "[script: broken] go"}]})
+    post = f"curl -s -H \"Authorization: Bearer $OPENAI_API_KEY\" -d '{body}' $OPENAI_BASE_URL/chat/completions"
+    command = f"{ask(1)}\nwhile true; do {post}; sleep 0.2; done"
+    result = run(stack, shell_task("fault-model-away", command, timeouts={"agent_s": 8}))
+    assert result.harness is not None
+    assert result.harness.steps[-1].kind is ExecKind.TIMED_OUT
+    assert (result.outcome.state, result.outcome.ending) == (S.FAILED, Ending.MODEL_ERROR)
+    assert (result.reward, result.outcome.trainable) == (None, False)
+    assert result.trajectory is not None
+    assert result.trajectory.fidelity.trainable_tokens > 0
 
 
 @pytest.fixture

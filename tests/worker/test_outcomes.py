@@ -52,7 +52,9 @@ def report(kind: ExecKind, code: int | None = None) -> HarnessReport:
         (ExecKind.TIMED_OUT, None, GrantUse(1), 5, S.TIMED_OUT, B.HARNESS, True),
         # Nothing was sampled: there is nothing of the policy's to judge, and no zero to be had.
         (ExecKind.EXITED, 1, GrantUse(), 0, S.FAILED, B.HARNESS, False),
-        (ExecKind.COULD_NOT_START, None, GrantUse(), 0, S.FAILED, B.HARNESS, False),
+        (ExecKind.COULD_NOT_START, None, GrantUse(), 0, S.FAILED, B.RUNTIME, False),
+        # A later command of the harness, in the tree as the policy left it.
+        (ExecKind.COULD_NOT_START, None, GrantUse(1), 5, S.FAILED, B.HARNESS, True),
         (ExecKind.TIMED_OUT, None, GrantUse(), 0, S.TIMED_OUT, B.HARNESS, False),
         # The model's answers failed: not the policy's doing.
         (ExecKind.EXITED, 1, GrantUse(2, 1, "503"), 5, S.FAILED, B.MODEL, False),
@@ -66,6 +68,24 @@ def test_a_harness_end_is_judged_by_whose_doing_it_was(
     outcome = harness_outcome(report(kind, code), use, trajectory(sampled))
     assert (outcome.state, outcome.boundary) == (state, boundary)
     assert worth_scoring(outcome, trajectory(sampled)) is scored
+
+
+@pytest.mark.parametrize(
+    ("use", "last_seq", "boundary"),
+    [
+        # One that failed, and was asked again: the time was the agent's own.
+        (GrantUse(2, 1, "engine_down: no", last_problem="engine_down: no", last_problem_seq=1), 1, B.HARNESS),
+        (GrantUse(2, 9, "engine_down: no", last_problem="engine_down: no", last_problem_seq=2), 1, B.MODEL),
+        # What the newest call was told is the policy's own doing.
+        (GrantUse(2, 1, "engine_down: no", last_problem="context_overflow: no", last_problem_seq=2), 1, B.HARNESS),
+    ],
+)
+def test_an_agent_whose_time_ran_out_while_the_model_was_away_is_not_judged(
+    use: GrantUse, last_seq: int, boundary: Boundary
+) -> None:
+    seen = CallsSeen.of([call(last_seq, [1], [2])], use)
+    outcome = harness_outcome(report(ExecKind.TIMED_OUT), use, trajectory(), failing=seen.failing)
+    assert (outcome.boundary, worth_scoring(outcome, trajectory())) == (boundary, boundary is B.HARNESS)
 
 
 @pytest.mark.parametrize(

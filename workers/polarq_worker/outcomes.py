@@ -28,6 +28,9 @@ from polarq_worker.harnesses.verdicts import Verdict
 OF_OTHERS = (Exception, SystemExit, KeyboardInterrupt)
 """What code that is not ours may raise: a plug-in that exits must not end the worker. A cancellation is none of it."""
 
+HARNESS_COULD_NOT_START = "harness_could_not_start"
+"""`Outcome.reason` of a rollout whose program, or a folder or file of it, is not in the sandbox: no policy's doing."""
+
 NO_ROOM_BYTES = 64 * 1024
 
 
@@ -60,13 +63,19 @@ def what(exc: BaseException) -> str:
 
 
 def harness_outcome(
-    report: HarnessReport, use: GrantUse, trajectory: Trajectory, verdict: Verdict | None = None
+    report: HarnessReport,
+    use: GrantUse,
+    trajectory: Trajectory,
+    verdict: Verdict | None = None,
+    *,
+    failing: bool = False,
 ) -> Outcome:
-    """How the agent stage ended, before scoring. `verdict` is the harness's own, with what the proxy saw.
+    """How the agent stage ended, before scoring. `verdict` is the harness's own, with what the proxy saw; `failing`:
+    the inference side did not answer the newest call, for which a program may go on asking until its time is over.
 
     A harness's exit code is not a verdict: a rollout whose harness ended badly is still scored when the model was
     sampled, because the work tree is what counts. It is not scored when the failure is not the policy's own doing: the
-    harness never reached the model, or the model's answers failed.
+    harness could not start or never reached the model, or the model's answers failed.
     """
     if verdict is not None:
         return Outcome(
@@ -79,9 +88,8 @@ def harness_outcome(
         return Outcome(state=RolloutState.COMPLETED)
     last = report.steps[-1] if report.steps else None
     why = step_line(last) if last is not None else "the harness did not start"
-    if use.faults and not (
-        last is not None and last.kind is ExecKind.TIMED_OUT and trajectory.fidelity.trainable_tokens
-    ):
+    ran_out = last is not None and last.kind is ExecKind.TIMED_OUT and trajectory.fidelity.trainable_tokens > 0
+    if use.faults and (failing or not ran_out):
         message = f"{use.faults} model call(s) failed, the last one: {use.last_fault}"
         return Outcome(
             state=RolloutState.FAILED, boundary=Boundary.MODEL, reason="model_failed", message=one_line(message)
@@ -94,6 +102,8 @@ def harness_outcome(
         return _of_the_sandbox(SandboxLost.reason, why)
     if last is not None and last.out_of_memory:
         return _of_the_sandbox(OutOfMemory.reason, f"the sandbox ran out of memory: {why}")
+    if (last is None or last.kind is ExecKind.COULD_NOT_START) and not trajectory.fidelity.sampled_tokens:
+        return _of_the_sandbox(HARNESS_COULD_NOT_START, why)
     reason = "harness_" + (last.kind.value if last is not None else "could_not_start")
     return Outcome(state=RolloutState.FAILED, boundary=Boundary.HARNESS, reason=reason, message=one_line(why))
 
@@ -104,7 +114,8 @@ def _of_the_sandbox(reason: str, message: str) -> Outcome:
 
 def on_full_disk(outcome: Outcome, folder: Path) -> Outcome:
     """What has failed with no room left on the disk under `folder` is not the policy's doing."""
-    if outcome.state is RolloutState.COMPLETED or outcome.boundary is not Boundary.HARNESS or not is_full(folder):
+    of_the_harness = outcome.boundary is Boundary.HARNESS or outcome.reason == HARNESS_COULD_NOT_START
+    if outcome.state is RolloutState.COMPLETED or not of_the_harness or not is_full(folder):
         return outcome
     return _of_the_sandbox(DiskFull.reason, f"the disk of the sandbox is full: {outcome.message}")
 

@@ -247,11 +247,12 @@ class Walk:
     def _harness_outcome(self, harness: Harness, trajectory: Trajectory) -> Outcome:
         """How the agent stage ended. A verdict on it goes into the report as well: evaluators read that."""
         assert self.harness is not None
-        verdict = harness.judge(self.harness, CallsSeen.of(self.access.calls, self.access.use))
+        seen = CallsSeen.of(self.access.calls, self.access.use)
+        verdict = harness.judge(self.harness, seen)
         if verdict is not None:
             metadata = {**self.harness.metadata, "verdict": verdict.reason}
             self.harness = self.harness.model_copy(update={"ok": False, "metadata": metadata})
-        return harness_outcome(self.harness, self.access.use, trajectory, verdict)
+        return harness_outcome(self.harness, self.access.use, trajectory, verdict, failing=seen.failing)
 
     async def _evaluate(self, evaluator: Evaluator, runtime: Runtime, baseline: dict[str, Any]) -> None:
         budget = self.budgets.evaluate_s

@@ -1,4 +1,4 @@
-"""Harness `shell`: any command line (`agent.custom_shell`), with the instruction wherever it wants it.
+"""Harness `shell`: any command line (`agent.custom_shell: {command, cwd, env}`), told its task where it wants it.
 
 - `{{INSTRUCTION}}` in the command stands for the whole instruction as one word; see `placeholder`;
 - `$POLARQ_INSTRUCTION_FILE` is a file with it;

@@ -34,6 +34,11 @@ class CallsSeen:
     """Kind of what the newest call of all was answered with instead; empty: an answer."""
     problem_text: str = ""
 
+    @property
+    def failing(self) -> bool:
+        """The inference side did not answer the newest call."""
+        return self.problem not in {"", _OVERFLOW, _LIMIT, _REFUSED}
+
     @classmethod
     def of(cls, calls: Sequence[Completion], use: GrantUse) -> CallsSeen:
         steps = [call for call in calls if call.label is not CompletionLabel.SIDE]

@@ -24,7 +24,7 @@ from polarq.errors import (
 )
 from polarq_worker.evaluators.base import EvaluationTimedOut
 from polarq_worker.history import HistoryNotScrubbed
-from polarq_worker.outcomes import OF_OTHERS, StageFailed, failed, timed_out, what
+from polarq_worker.outcomes import HARNESS_COULD_NOT_START, OF_OTHERS, StageFailed, failed, timed_out, what
 from polarq_worker.stages.prepare import PrepareFailed
 
 log = logging.getLogger("polarq.worker.stages")
@@ -63,7 +63,7 @@ def of_run() -> Iterator[None]:
     try:
         yield
     except HarnessFault as exc:
-        raise failed(Boundary.HARNESS, "harness_could_not_start", str(exc)) from exc
+        raise failed(Boundary.RUNTIME, HARNESS_COULD_NOT_START, str(exc)) from exc
     except RuntimeFault as exc:
         raise failed(Boundary.RUNTIME, exc.reason, str(exc)) from exc
     except (StageFailed, PolarqError):
