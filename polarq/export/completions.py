@@ -15,7 +15,7 @@ from typing import Any
 from polarq.contracts.completion import Completion
 from polarq.contracts.rollout import RolloutResult
 from polarq.errors import InvalidInput
-from polarq.export.base import NOTHING_SAMPLED, Record, Skip
+from polarq.export.base import NOTHING_SAMPLED, Record, Skip, problem_of
 from polarq.export.jsonl import Lines
 from polarq.trajectory.tree import shared_length
 
@@ -83,8 +83,7 @@ def read_completions_file(records: Iterable[Record]) -> Iterator[tuple[RolloutRe
         except StopIteration:
             raise InvalidInput("rebuild", ["the file ends in the middle of a rollout"]) from None
         except (KeyError, TypeError, ValueError) as exc:
-            line = " ".join(str(exc).split())
-            raise InvalidInput("rebuild", [f"a captured call of the file is not valid: {line}"]) from None
+            raise InvalidInput("rebuild", [f"a captured call of the file is not valid: {problem_of(exc)}"]) from None
         yield result, list(calls.values())
 
 

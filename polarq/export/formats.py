@@ -13,7 +13,7 @@ import msgspec
 from polarq.contracts.base import ID_PATTERN, check_id
 from polarq.contracts.rollout import RolloutResult
 from polarq.errors import InvalidInput
-from polarq.export.base import Record, cannot_read
+from polarq.export.base import Record, cannot_read, problem_of
 from polarq.export.from_atif import result_of_document
 from polarq.export.jsonl import read_lines
 from polarq.export.parquet import read_parquet
@@ -38,7 +38,7 @@ def read_results(path: Path) -> Iterator[RolloutResult]:
             _check(result)
             yield result
     except _ODD as exc:
-        raise InvalidInput(str(path), [f"cannot be read: {type(exc).__name__} {exc}"]) from None
+        raise InvalidInput(str(path), [f"cannot be read: {problem_of(exc)}"]) from None
 
 
 def _check(result: RolloutResult) -> None:

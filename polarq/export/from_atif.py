@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from polarq.contracts.completion import Completion, VersionSpan
 from polarq.contracts.rollout import Outcome, RolloutResult, RolloutState
 from polarq.contracts.trajectory import Fidelity, Trace, Trajectory, Turn
 from polarq.errors import InvalidInput
 from polarq.export.atif import atif_models, embedded, sampled_steps
+from polarq.export.base import problem_of
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
 
 _NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
@@ -30,8 +29,7 @@ def result_of_document(document: Mapping[str, Any], name: str) -> RolloutResult:
         own = (document.get("extra") or {}).get("polarq")
         return _foreign(document, name) if own is None else _own(document, own)
     except (KeyError, TypeError, ValueError) as exc:
-        problem = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else f"{type(exc).__name__} {exc}"
-        raise InvalidInput(name, [f"cannot be read as an ATIF document: {problem}"]) from None
+        raise InvalidInput(name, [f"cannot be read as an ATIF document: {problem_of(exc)}"]) from None
 
 
 def _own(document: Mapping[str, Any], own: Mapping[str, Any]) -> RolloutResult:

@@ -41,7 +41,7 @@ from polarq.contracts.completion import Image, VersionSpan
 from polarq.contracts.rollout import Outcome, Reward, RolloutResult
 from polarq.contracts.trajectory import Fidelity, Trace, Trajectory, Turn
 from polarq.errors import InvalidInput
-from polarq.export.base import NOTHING_SAMPLED, Record, Skip, needed, why_not
+from polarq.export.base import NOTHING_SAMPLED, Record, Skip, needed, problem_of, why_not
 from polarq.trainers.rows import Row, row_of, rows, written_out
 from polarq.trajectory.images import picture_bytes
 
@@ -112,7 +112,7 @@ def read_row(record: Record) -> Row:
             **{name: record[name] for name in _ROW},
         )
     except (KeyError, OverflowError, TypeError, ValueError) as exc:
-        raise InvalidInput("import", [f"this is no row of {SCHEMA}: {type(exc).__name__} {exc}"]) from None
+        raise InvalidInput("import", [f"this is no row of {SCHEMA}: {problem_of(exc)}"]) from None
 
 
 def _check(record: Record) -> None:
@@ -176,8 +176,8 @@ def _result(records: list[Record]) -> RolloutResult:
             trajectory=Trajectory(builder="", traces=traces, fidelity=_fidelity(traces)),
         )
     except (KeyError, ValidationError) as exc:
-        line = " ".join(str(exc).split())
-        raise InvalidInput("import", [f"rows of rollout '{first.rollout_id}' make no result: {line}"]) from None
+        told = f"rows of rollout '{first.rollout_id}' make no result: {problem_of(exc)}"
+        raise InvalidInput("import", [told]) from None
 
 
 def _trace(row: Row, unused: str | None) -> Trace:

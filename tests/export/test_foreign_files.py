@@ -12,6 +12,7 @@ from polarq.errors import InvalidInput
 from polarq.export.formats import read_results, read_rows
 from polarq.export.jsonl import JsonLines
 from polarq.export.parquet import Parquet
+from polarq.export.polar import Polar
 from polarq.store.archive import Archive
 from tests.export.samples import result, written
 
@@ -103,3 +104,38 @@ def test_a_parquet_file_damaged_anywhere_is_said_in_one_line_or_read(tmp_path: P
         except InvalidInput:
             refused += 1
     assert refused > 20
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"images": [{"sha256": "x", "size": 1, "end": "y"}]}, "end: Input should be a valid integer"),
+        ({"turns": [{"seq": 0, "end": 1}]}, "'start' is missing"),
+        ({"versions": [{"version": "1", "start": 0}]}, "end: Field required"),
+    ],
+)
+def test_what_a_row_lacks_is_said_in_one_line_by_its_key(tmp_path: Path, values: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        list(read_rows(changed(tmp_path, **values)))
+    assert str(caught.value).startswith(f"import: this is no row of polarq.rows/2: {told}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"parent": 7}, "traces.1: parent 7 is no trace before it"),
+        ({"parent": -1}, "traces.1: parent -1 is no trace before it"),
+        ({"parent": 1}, "traces.1: parent 1 is no trace before it"),
+        ({"left_out": 100}, "traces.1: leaves out 100 ids, which its parent does not have"),
+        ({"parent": None, "left_out": 1}, "traces.1: leaves out 1 ids, which its parent does not have"),
+    ],
+)
+def test_a_trace_that_leaves_out_what_no_other_has_is_refused(tmp_path: Path, own: dict[str, Any], told: str) -> None:
+    """Read all the same, it would be trained on in a context that nobody saw."""
+    written(Polar(), tmp_path / "polar.jsonl", result(config={"emit": "tree"}))
+    session = json.loads((tmp_path / "polar.jsonl").read_text())
+    session["trajectory"]["traces"][1]["metadata"]["polarq"] |= own
+    (tmp_path / "changed.jsonl").write_text(json.dumps(session) + "\n")
+    with pytest.raises(InvalidInput, match=f"session 1 is no SessionResult: .*{told.replace('.', '[.]')}"):
+        list(read_results(tmp_path / "changed.jsonl"))
