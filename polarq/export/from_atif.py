@@ -1,7 +1,8 @@
 """Results out of ATIF documents that hold token ids.
 
-A document of polarq's own gives its traces back. Of any other, each step with the ids of its prompt and of its
-completion is a call, and `prefix_merging` makes traces of them, as it does of captured ones.
+A document of polarq's own gives its traces back, but for their messages, which are its steps. Of any other, each step
+with the ids of its prompt and of its completion is a call, and `prefix_merging` makes traces of them, as it does of
+captured ones.
 """
 
 from __future__ import annotations
@@ -34,11 +35,19 @@ def result_of_document(document: Mapping[str, Any], name: str) -> RolloutResult:
 
 def _own(document: Mapping[str, Any], own: Mapping[str, Any]) -> RolloutResult:
     traces = [_trace(one) for one in embedded(document)]
-    trajectory = Trajectory(builder=str(own["builder"]), traces=traces, fidelity=Fidelity.stored(own["fidelity"]))
+    trajectory = Trajectory(
+        builder=str(own["builder"]),
+        traces=traces,
+        fidelity=Fidelity.stored(own["fidelity"]),
+        metadata=own.get("metadata") or {},  # documents of before have none
+    )
     return RolloutResult.stored({**own["result"], "trajectory": trajectory.model_dump()})
 
 
 def _trace(document: Mapping[str, Any]) -> Trace:
+    kept = {**document["extra"]["polarq"]["trace"], "tools": document["agent"].get("tool_definitions")}
+    if "response_ids" in kept:
+        return Trace.stored(kept)
     prompt, response, mask, logprobs = list[int](), list[int](), list[int](), list[float]()
     turns, versions = list[Turn](), list[VersionSpan]()
     for number, step in enumerate(sampled_steps(document)):
@@ -58,7 +67,6 @@ def _trace(document: Mapping[str, Any]) -> Trace:
         ]
     if not turns:
         raise ValueError(f"{document.get('trajectory_id')} holds no token ids")
-    kept = document["extra"]["polarq"]["trace"]
     return Trace.stored(
         {
             **kept,
@@ -68,7 +76,6 @@ def _trace(document: Mapping[str, Any]) -> Trace:
             "logprobs": logprobs,
             "turns": [turn.model_dump() for turn in turns],
             "weight_versions": [span.model_dump() for span in versions],
-            "tools": document["agent"].get("tool_definitions"),
         }
     )
 

@@ -47,7 +47,7 @@ _ENDS: Mapping[RolloutState, EndWord] = {
     RolloutState.TIMED_OUT: "TIMEOUT",
     RolloutState.CANCELLED: "ERROR",
 }
-_LIFTED = ("group_id", "policy_version", "rollout_step")
+LIFTED = ("group_id", "policy_version", "rollout_step")
 """Keys of the task's metadata that Polar repeats on the trajectory itself."""
 _EARLY_STOP = tuple(EarlyStop(min_usable=0, usable=0, elapsed_ms=0).metadata())
 
@@ -186,7 +186,7 @@ def _trajectory(
 
 
 def _lifted(result: RolloutResult) -> Iterable[str]:
-    return (*_LIFTED, *_EARLY_STOP) if result.outcome.reason == EARLY_STOP else _LIFTED
+    return (*LIFTED, *_EARLY_STOP) if result.outcome.reason == EARLY_STOP else LIFTED
 
 
 def _record_count(full: Trajectory | None, summary: RolloutSummary | None) -> int:

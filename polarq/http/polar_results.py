@@ -7,10 +7,13 @@ from typing import Any
 
 from polarq.contracts.rollout import Boundary, Outcome, Reward, RolloutResult, RolloutState
 from polarq.contracts.trajectory import Fidelity, Trace, Trajectory
+from polarq.http.polar_json import LIFTED
 
 Json = Mapping[str, Any]
 
 _ENDS = {"COMPLETED": RolloutState.COMPLETED, "ERROR": RolloutState.FAILED, "TIMEOUT": RolloutState.TIMED_OUT}
+_ADDED = {"session_id", "task_id", "builder", "fidelity", "evaluation", *LIFTED}
+"""Polar's keys of a trajectory's metadata that polarq has elsewhere."""
 NO_LOGPROBS = "no log-probabilities"
 
 
@@ -107,6 +110,7 @@ def _trajectory(trajectory: Json) -> Trajectory | None:
         builder=str(metadata.get("builder", "")),
         traces=[_trace(index, trace) for index, trace in enumerate(trajectory["traces"])],
         fidelity=Fidelity.stored(metadata["fidelity"]),
+        metadata={key: value for key, value in metadata.items() if key not in _ADDED},
     )
 
 
