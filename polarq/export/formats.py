@@ -47,6 +47,12 @@ def _check(result: RolloutResult) -> None:
     if result.rollout_id != f"{result.task_id}.{result.index}":
         told = f"is not what rollout {result.index} of task '{result.task_id}' is called"
         raise InvalidInput(f"rollout_id '{result.rollout_id}'", [told])
+    for trace in result.trajectory.traces if result.trajectory is not None else ():
+        seqs = [turn.seq for turn in trace.turns]
+        for name, numbers in (("prompt_ids", trace.prompt_ids), ("response_ids", trace.response_ids), ("seq", seqs)):
+            if numbers and not -(2**31) <= min(numbers) <= max(numbers) < 2**31:
+                told = f"{name} of trace {trace.index} holds something other than 32-bit whole numbers"
+                raise InvalidInput(result.rollout_id, [told])
     if not result.outcome.state.terminal:
         raise InvalidInput(result.rollout_id, [f"has not ended (state {result.outcome.state.value})"])
 

@@ -53,6 +53,12 @@ _ROW = (
     "weight", "oldest", "newest", "finish_reason", "teacher_logprobs",
 )  # fmt: skip
 
+_KINDS = {
+    "group": str, "rollout_id": str, "rollout": int, "trace": int, "oldest": int | None, "newest": int | None,
+    "finish_reason": str | None,
+}  # fmt: skip
+"""Of columns that nothing else checks."""
+
 
 def row_records(result: RolloutResult, *, everything: bool) -> list[Record]:
     """The rollout's rows as records; with `everything` also what must not be trained on. Raises `Skip`."""
@@ -135,9 +141,15 @@ def _check(record: Record) -> None:
             raise ValueError(f"{name} holds something other than finite numbers")
     for name in ("reward", "weight"):
         _check_number(name, record[name], optional=name == "reward")
-    for turn in record.get("turns", []):
-        if not 0 <= turn["start"] <= turn["end"] <= length:
-            raise ValueError(f"a turn is from {turn['start']} to {turn['end']} of {length} response_ids")
+    told = {name: record[name] for name in _KINDS}
+    odd = [n for n, value in told.items() if isinstance(value, bool) or not isinstance(value, _KINDS[n])]
+    odd += [n for n in ("rollout", "trace") if n not in odd and not 0 <= told[n] < _INT32]
+    if odd:
+        raise ValueError(f"{odd[0]} holds {str(told[odd[0]])[:40]!r}")
+    for name in ("turn", "version"):
+        for span in record.get(f"{name}s", []):
+            if not 0 <= span["start"] <= span["end"] <= length:
+                raise ValueError(f"a {name} is from {span['start']} to {span['end']} of {length} response_ids")
 
 
 def _check_number(name: str, value: Any, *, optional: bool) -> None:
@@ -166,14 +178,16 @@ def _result(records: list[Record]) -> RolloutResult:
         verdict = head["outcome_reward"]
         trainable = any(record["unused"] is None for record in records)
         outcome = Outcome(state=head["state"], boundary=head["boundary"], reason=head["outcome"], trainable=trainable)
+        fidelity = _fidelity(traces)
         return RolloutResult(
             rollout_id=first.rollout_id,
             task_id=first.group,
             run_id=head["run"],
             index=first.rollout,
+            versions=fidelity.versions,
             outcome=outcome,
             reward=None if verdict is None else Reward(outcome=verdict, evaluator=""),
-            trajectory=Trajectory(builder="", traces=traces, fidelity=_fidelity(traces)),
+            trajectory=Trajectory(builder="", traces=traces, fidelity=fidelity),
         )
     except (KeyError, ValidationError) as exc:
         told = f"rows of rollout '{first.rollout_id}' make no result: {problem_of(exc)}"
@@ -204,12 +218,15 @@ def _fidelity(traces: Sequence[Trace]) -> Fidelity:
     trainable = sum(trace.trainable_tokens for trace in traces)
     sampled = max(trainable, sum(turn.end - turn.start for trace in traces for turn in trace.turns))
     images = [image for trace in traces for image in trace.images]
+    turns = [turn for trace in traces for turn in trace.turns]
     return Fidelity(
-        calls=sum(len(trace.turns) for trace in traces),
+        calls=len(turns),
         traces=len(traces),
         sampled_tokens=sampled,
         trainable_tokens=trainable,
         masked_tokens=sampled - trainable,
+        untrainable={str(turn.seq): turn.untrainable for turn in turns if turn.untrainable is not None},
+        versions=list(dict.fromkeys(span.version for trace in traces for span in trace.weight_versions)),
         images=len(images),
         unplaced_images=sum(1 for image in images if image.start is None),
     )
