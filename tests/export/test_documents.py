@@ -234,7 +234,7 @@ ODD_ARGUMENTS = (
     '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}",
     '{"a": ' + "[" * 200 + "]" * 200 + "}",
 )
-ODD_MESSAGES = (
+ODD_MESSAGES: tuple[dict[str, Any], ...] = (
     {"role": "assistant", "content": "x", "tool_calls": "all"},
     {"role": "assistant", "content": "x", "tool_calls": [None, "f", {"function": "f"}, {"id": 1, "function": {}}]},
     {"role": "assistant", "content": {"a": 1}, "reasoning_content": {"why": 1}},
