@@ -25,8 +25,9 @@ def make_builder(strategy: str, config: Mapping[str, Any]) -> Builder:
 def rebuilt(builder: Builder, result: RolloutResult, calls: Sequence[Completion]) -> RolloutResult:
     """The result with the trajectory that `builder` makes of its calls.
 
-    Each trace has the rollout's reward: rewards of single traces belonged to the traces before. Rewards of turns go
-    with their calls, where all are known. It is trainable if it was, and has something to train on.
+    Each trace has the rollout's reward: rewards of single traces, and what a teacher said of their tokens, belonged to
+    the traces before. Rewards of turns go with their calls, where the result has its trajectory (one out of a file has
+    none) and all are known. It is trainable if it was, and has something to train on.
     """
     trajectory = builder.build(calls, {"task_metadata": result.metadata})
     before = result.trajectory

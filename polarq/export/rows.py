@@ -11,7 +11,7 @@
 | teacher_logprobs | list of float32 or null | the same of a teacher, where one was asked (`self_distillation`) |
 | reward | float64 or null | this row's; null: no verdict |
 | outcome_reward | float64 or null | the rollout's |
-| weight | float64 | 1 / number of the rollout's rows that may be trained on |
+| weight | float64 | 1 / number of the rollout's rows that may be trained on; 0.0 of the others |
 | versions | list of {version: string, start, end: int32} | spans of `response_ids`: which policy sampled them |
 | oldest, newest | int64 or null | numbers of these policies; oldest null: unknown, which is older than any |
 | finish_reason | string or null | of the last call |
