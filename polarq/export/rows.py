@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -173,6 +173,9 @@ def results_of_rows(records: Iterable[Record]) -> Iterator[RolloutResult]:
 def _result(records: list[Record]) -> RolloutResult:
     made = [read_row(record) for record in records]
     first, head = made[0], records[0]
+    if any(later.trace <= row.trace for row, later in pairwise(made)):
+        told = f"rows of rollout '{first.rollout_id}' are not in the order of their traces, each once"
+        raise InvalidInput("import", [told])
     try:
         traces = [_trace(row, record["unused"]) for row, record in zip(made, records, strict=True)]
         verdict = head["outcome_reward"]

@@ -229,6 +229,17 @@ def test_a_number_that_no_column_holds_is_one_line_that_names_its_rollouts(tmp_p
         written(Parquet(), tmp_path / "x.parquet", result(0), result(1, [call(1, [2**31], [2])]))
 
 
+def test_rows_that_are_there_twice_are_refused(tmp_path: Path) -> None:
+    """Two files of one rollout in one: read as they are, its tokens would be trained on twice."""
+    calls = [call(0, [1], [2]), call(1, [3], [4])]
+    written(JsonLines(), tmp_path / "one.jsonl", result(0, calls))
+    lines = (tmp_path / "one.jsonl").read_text().splitlines(keepends=True)
+    for some in ([*lines, *lines], lines[::-1], [lines[0], lines[0]]):
+        (tmp_path / "two.jsonl").write_text("".join(some))
+        with pytest.raises(InvalidInput, match=r"rows of rollout 't[.]0' are not in the order of their traces, each"):
+            list(read_results(tmp_path / "two.jsonl"))
+
+
 def test_an_ended_state_comes_back(tmp_path: Path) -> None:
     late = Outcome(state=RolloutState.TIMED_OUT, boundary="harness", reason="agent_timeout", trainable=True)
     written(a_form("jsonl"), tmp_path / "out.jsonl", result(0, outcome=late))
