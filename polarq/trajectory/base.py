@@ -91,6 +91,12 @@ def rewarded(trajectory: Trajectory, reward: Reward) -> Trajectory:
     return trajectory.model_copy(update={"traces": traces})
 
 
+def turn_rewards(trajectory: Trajectory) -> dict[int, float]:
+    """seq of a call -> its reward, of those that have one."""
+    turns = (turn for trace in trajectory.traces for turn in trace.turns)
+    return {turn.seq: turn.reward for turn in turns if turn.reward is not None}
+
+
 def _turned(trace: Trace, rewards: Sequence[float | None]) -> Trace:
     turns = [turn.model_copy(update={"reward": value}) for turn, value in zip(trace.turns, rewards, strict=True)]
     return trace.model_copy(update={"turns": turns})
