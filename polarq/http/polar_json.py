@@ -47,7 +47,7 @@ _ENDS: Mapping[RolloutState, EndWord] = {
     RolloutState.TIMED_OUT: "TIMEOUT",
     RolloutState.CANCELLED: "ERROR",
 }
-LIFTED = ("group_id", "policy_version", "rollout_step")
+_LIFTED = ("group_id", "policy_version", "rollout_step")
 """Keys of the task's metadata that Polar repeats on the trajectory itself."""
 _EARLY_STOP = tuple(EarlyStop(min_usable=0, usable=0, elapsed_ms=0).metadata())
 
@@ -138,6 +138,8 @@ def session_result(
     own = result.model_dump(mode="json", exclude={"trajectory", "outcome", "metadata", "task_id"})
     if problem:
         own["payload_problem"] = problem
+    if result.trajectory is not None:
+        own["trajectory_metadata"] = list(result.trajectory.metadata)
     return {
         "session_id": result.rollout_id,
         "task_id": result.task_id,
@@ -186,7 +188,7 @@ def _trajectory(
 
 
 def _lifted(result: RolloutResult) -> Iterable[str]:
-    return (*LIFTED, *_EARLY_STOP) if result.outcome.reason == EARLY_STOP else LIFTED
+    return (*_LIFTED, *_EARLY_STOP) if result.outcome.reason == EARLY_STOP else _LIFTED
 
 
 def _record_count(full: Trajectory | None, summary: RolloutSummary | None) -> int:

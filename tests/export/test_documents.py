@@ -55,10 +55,13 @@ def test_polar_results_come_back_whole(tmp_path: Path) -> None:
         looking(5),
     ]
     tree = result(4, config={"emit": "tree"}, calls=[*session()[:2], call(3, [1, 2, 3, 9, 5], [6])])
+    bare = result(6)
+    assert bare.trajectory is not None
+    bare = bare.model_copy(update={"trajectory": bare.trajectory.model_copy(update={"metadata": {}})})
     target = tmp_path / "polar.jsonl"
-    report = written(Polar(), target, *results, tree)
-    assert (report.rollouts, report.skipped) == (6, {})
-    assert list(read_results(target)) == [*results, tree]
+    report = written(Polar(), target, *results, tree, bare)
+    assert (report.rollouts, report.skipped) == (7, {})
+    assert list(read_results(target)) == [*results, tree, bare]
 
 
 def test_a_result_of_polar_itself_is_read_for_what_it_holds(tmp_path: Path) -> None:
