@@ -66,7 +66,15 @@ class Conversation(BaseModel):
 
 def main(path: Path) -> int:
     conversations, broken = [], 0
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text("utf-8").split("\n")  # texts of JSON hold what splitlines takes for an end of line
+    except OSError as exc:
+        raise SystemExit(f"{path} cannot be read: {exc.strerror}") from None
+    except UnicodeDecodeError:
+        raise SystemExit(f"{path} cannot be read as text in UTF-8") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             conversations.append(Conversation.model_validate(json.loads(line)))
         except ValidationError as exc:

@@ -20,18 +20,24 @@ COLUMNS = ("name", "instruction", "check")
 
 def read_tasks(path: Path) -> dict[str, dict[str, str]]:
     """By name. Raises `InvalidInput`."""
-    tasks = {}
+    what, tasks = f"tasks {path}", dict[str, dict[str, str]]()
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")  # texts of JSON hold what splitlines takes for an end of line
     except OSError as exc:
-        raise InvalidInput(f"tasks {path}", [f"cannot be read: {exc.strerror}"]) from None
+        raise InvalidInput(what, [f"cannot be read: {exc.strerror}"]) from None
+    except UnicodeDecodeError:
+        raise InvalidInput(what, ["cannot be read as text in UTF-8"]) from None
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            task = json.loads(line)
-            tasks[task["name"]] = {column: str(task[column]) for column in COLUMNS}
+            row = json.loads(line)
+            task = {column: str(row[column]) for column in COLUMNS}
         except (ValueError, TypeError, KeyError):
-            wanted = ", ".join(COLUMNS)
-            raise InvalidInput(f"tasks {path}", [f"line {number} is no JSON object with {wanted}"]) from None
+            raise InvalidInput(what, [f"line {number} is no JSON object with {', '.join(COLUMNS)}"]) from None
+        if task["name"] in tasks:
+            raise InvalidInput(what, [f"line {number} has task {task['name']} a second time"])
+        tasks[task["name"]] = task
     return tasks
 
 

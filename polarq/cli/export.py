@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -143,6 +144,8 @@ def _check(name: str, filters: SftFilters, *, everything: bool, targets: bool, r
         raise Unusable("an archive has no captured calls; export completions from Redis, before they expire")
     if everything and name not in {"parquet", "jsonl"}:
         raise Unusable(f"--all is for parquet and jsonl: {name} leaves out nothing that it could hold")
+    if filters.min_reward is not None and not math.isfinite(filters.min_reward):
+        raise Unusable(f"--min-reward {filters.min_reward:g} is no number that a reward could reach")
     if filters != SftFilters() and name != "sft":
         raise Unusable("--min-reward, --best-of-group, --max-tokens, --no-dedup and --ids are for --format sft")
 

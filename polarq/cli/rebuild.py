@@ -15,14 +15,10 @@ from polarq.cli.fidelity import fidelity_lines
 from polarq.cli.options import Config, Json
 from polarq.cli.outcome import ExitCode, Unusable, command
 from polarq.cli.terminal import Screen, print_json, shown
-from polarq.contracts.completion import Completion
-from polarq.contracts.rollout import RolloutResult
-from polarq.export.completions import read_completions_file
+from polarq.export.completions import Captured, read_completions_file
 from polarq.export.jsonl import read_lines
 from polarq.export.rebuild import make_builder, rebuilt
 from polarq.store.archive import Archive
-
-Captured = Iterator[tuple[RolloutResult, list[Completion]]]
 
 
 @command
@@ -55,8 +51,8 @@ def rebuild(
     archive = Archive(to) if to is not None else None
     captured = _from_redis(target, config) if target is not None else _from_file(source)
     screen, told = Screen(), list[dict[str, Any]]()
-    for before, calls in captured:
-        result = rebuilt(made, before, calls)
+    for before, calls, turns in captured:
+        result = rebuilt(made, before, calls, turns)
         assert result.trajectory is not None
         if archive is not None:
             archive.put(result)
@@ -87,14 +83,14 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _from_file(path: Path | None) -> Captured:
+def _from_file(path: Path | None) -> Iterator[Captured]:
     assert path is not None
     if not path.is_file():
         raise Unusable(f"there is no file {path}")
     return read_completions_file(read_lines(path))
 
 
-def _from_redis(target: str, config: Path | None) -> Captured:
+def _from_redis(target: str, config: Path | None) -> Iterator[Captured]:
     with open_door(config) as door:
         if not isinstance(door, RedisDoor):
             raise Unusable("captured calls are in Redis alone: leave POLARQ_URL out")
@@ -108,4 +104,4 @@ def _from_redis(target: str, config: Path | None) -> Captured:
             calls = captured_calls(door, result)
             if not calls and row.calls:
                 raise Unusable(f"what rollout '{row.rollout_id}' captured is not in Redis any more")
-            yield result, calls
+            yield Captured(result, calls)

@@ -189,3 +189,15 @@ class Trajectory(Contract):
     traces: list[Trace] = []
     fidelity: Fidelity = Fidelity()
     metadata: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _branched_off_earlier_ones(self) -> Self:
+        """What a trace leaves out is of one before it: else nobody can write it out."""
+        lengths: list[int] = []
+        for position, trace in enumerate(self.traces):
+            if trace.parent is not None and not 0 <= trace.parent < position:
+                raise ValueError(f"traces.{position}: parent {trace.parent} is no trace before it")
+            if trace.left_out > (0 if trace.parent is None else lengths[trace.parent]):
+                raise ValueError(f"traces.{position}: leaves out {trace.left_out} ids, which its parent does not have")
+            lengths.append(trace.left_out + len(trace.prompt_ids) + len(trace.response_ids))
+        return self

@@ -11,8 +11,13 @@ from polarq.store.archive import Archive
 
 
 def archived_tasks(archive: Archive, run_id: str | None) -> list[str]:
-    """The tasks of a run, or all there are. Raises `ArchiveFailed`, and `PayloadCorrupt` for a task's request."""
-    return [one for one in archive.task_ids() if run_id is None or _run_of(archive, one) == run_id]
+    """The tasks of a run, or all there are. Raises `InvalidInput` where there is none, `ArchiveFailed`, and
+    `PayloadCorrupt` for a task's request."""
+    found = [one for one in archive.task_ids() if run_id is None or _run_of(archive, one) == run_id]
+    if not found:
+        what = "rollouts" if run_id is None else f"rollouts of run '{run_id}'"
+        raise InvalidInput(f"archive {archive.root}", [f"there are no {what} in it"])
+    return found
 
 
 def archived_group(archive: Archive, task_id: str, named: Collection[int] | None = None) -> Group:

@@ -3,7 +3,8 @@
 The document is the rollout's first trace; its other traces (sub-agents, compactions, retries, ...) are embedded as
 `subagent_trajectories`. A step that the policy sampled has its ids and log-probabilities in `metrics`. The prompt's ids
 stand whole at a trace's first such step; at later ones `metrics.extra.new_prompt_token_ids` are what came since the
-sample before, so that a document grows with its tokens. `extra.polarq` has what ATIF has no place for.
+sample before, so that a document grows with its tokens. `extra.polarq` has what ATIF has no place for; of a trace whose
+sampled answers cannot be told from others of its messages, also the ids.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+from pydantic import ValidationError
+
 from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.trajectory import Trace, Turn
 from polarq.export.base import NOTHING_SAMPLED, Format, MissingPackage, Record, Skip, needed
@@ -23,9 +27,14 @@ from polarq.trainers.rows import written_out
 VERSION = "ATIF-v1.8"
 KEPT = {
     "index", "parent", "shared", "cause", "reward", "weight", "finish_reason", "completion_seqs", "untrainable",
-    "images", "teacher_logprobs",
+    "images", "teacher_logprobs", "metadata",
 }  # fmt: skip
 """Of a trace, in `extra.polarq.trace`."""
+UNTOLD = {"prompt_ids", "response_ids", "loss_mask", "logprobs", "turns", "weight_versions"}
+"""There as well, where no step could have them."""
+REFUSED = "refused by the models of ATIF"
+_DEPTH = 64
+"""Of arguments; what is nested deeper stays text."""
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
@@ -54,9 +63,13 @@ class Atif(Format):
         first["extra"]["polarq"] |= {
             "result": result.model_dump(mode="json", exclude={"payload", "trajectory"}),
             "builder": trajectory.builder,
+            "metadata": trajectory.metadata,
             "fidelity": trajectory.fidelity.model_dump(mode="json"),
         }
-        return [atif_models().Trajectory.model_validate(first).to_json_dict()]
+        try:
+            return [atif_models().Trajectory.model_validate(first).to_json_dict()]
+        except ValidationError:  # messages are whatever an agent sent: they must not hold up the other rollouts
+            raise Skip(REFUSED) from None
 
     def write(self, file: IO[bytes], records: Sequence[Record]) -> None:
         for record in records:
@@ -100,8 +113,8 @@ def _document(result: RolloutResult, trace: Trace) -> Record:
             "total_completion_tokens": sum(turn.end - turn.start for turn in trace.turns),
             "total_steps": len(steps),
         },
-        "notes": None if sampled is not None else "no token ids: sampled answers cannot be told from others",
-        "extra": {"polarq": {"trace": trace.model_dump(mode="json", include=KEPT)}},
+        "notes": None if sampled is not None else "no step has ids: sampled answers cannot be told from others",
+        "extra": {"polarq": {"trace": trace.model_dump(mode="json", include=KEPT if sampled else KEPT | UNTOLD)}},
     }
 
 
@@ -138,9 +151,11 @@ def _add(steps: list[Record], message: Mapping[str, Any], metrics: Record | None
         step["source"] = "system"
     step["message"] = _content(message.get("content"))
     if role == "assistant":
-        calls = [_tool_call(number, call) for number, call in enumerate(message.get("tool_calls") or [])]
+        called = message.get("tool_calls")
+        calls = [_tool_call(number, call) for number, call in enumerate(called if isinstance(called, list) else [])]
+        thought = message.get("reasoning_content") or message.get("reasoning")
         step |= {
-            "reasoning_content": message.get("reasoning_content") or message.get("reasoning"),
+            "reasoning_content": thought if thought is None else _text(thought),
             "tool_calls": calls or None,
             "metrics": metrics,
             "is_copied_context": True if copied else None,
@@ -158,32 +173,48 @@ def _observe(steps: list[Record], message: Mapping[str, Any]) -> None:
         steps.append(caller)
     known = {call["tool_call_id"] for call in caller.get("tool_calls") or []}
     call_id = message.get("tool_call_id")
-    result = {"source_call_id": call_id if call_id in known else None, "content": _content(message.get("content"))}
+    told = call_id if isinstance(call_id, str) and call_id in known else None
+    result = {"source_call_id": told, "content": _content(message.get("content"))}
     caller.setdefault("observation", {"results": []})["results"].append(result)
 
 
-def _tool_call(number: int, call: Mapping[str, Any]) -> Record:
-    function = call.get("function") or {}
-    text = function.get("arguments")
-    try:
-        arguments = json.loads(text) if isinstance(text, str) else text
-    except ValueError:
-        arguments = None
-    usable = isinstance(arguments, dict)
+def _tool_call(number: int, call: Any) -> Record:
+    call = call if isinstance(call, dict) else {}
+    function = call.get("function")
+    function = function if isinstance(function, dict) else {"arguments": function}
+    given = function.get("arguments")
+    arguments = _arguments(given)
     return {
         "tool_call_id": str(call.get("id") or f"call-{number}"),
         "function_name": str(function.get("name", "")),
-        "arguments": arguments if usable else {},
-        "extra": None if usable else {"arguments_text": text},
+        "arguments": {} if arguments is None else arguments,
+        "extra": {"arguments_text": given} if arguments is None else None,
     }
 
 
+def _arguments(given: Any) -> dict[str, Any] | None:
+    """None for what is no object that a document can hold: halves of characters, no numbers, nested beyond measure."""
+    try:
+        found = msgspec.json.decode(given) if isinstance(given, str) else given
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and _flat(found, _DEPTH) else None
+
+
+def _flat(value: Any, most: int) -> bool:
+    """Whether it is nested `most` levels deep at most."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most > 0 and all(_flat(one, most - 1) for one in inner)
+
+
 def _content(content: Any) -> str | list[Record]:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        return json.dumps(content)
-    return [_part(part) for part in content]
+    return [_part(part) for part in content] if isinstance(content, list) else _text(content)
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value)
 
 
 def _part(part: Any) -> Record:

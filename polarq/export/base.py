@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+from pydantic import ValidationError
+
+from polarq.contracts.base import problems_of
 from polarq.contracts.rollout import Outcome, RolloutResult
 from polarq.contracts.task import maybe_rollout_id
 from polarq.contracts.trajectory import Trajectory
@@ -171,6 +174,17 @@ def cannot_write(target: Path, exc: OSError) -> InvalidInput:
 
 def cannot_read(path: Path, exc: OSError) -> InvalidInput:
     return InvalidInput(str(path), [f"cannot be read: {exc.strerror or exc}"])
+
+
+def problem_of(exc: Exception) -> str:
+    """One line about what somebody's JSON has that it should not have, or lacks."""
+    if isinstance(exc, ValidationError):
+        line = problems_of(exc)[0]
+    elif isinstance(exc, KeyError):
+        line = f"{exc} is missing"
+    else:
+        line = str(exc) if type(exc) is ValueError else f"{type(exc).__name__} {exc}"
+    return " ".join(line.split())
 
 
 def appended(parts: Sequence[Path], file: IO[bytes]) -> None:

@@ -1,6 +1,7 @@
 """`completions`: what the proxy captured, for `polarq rebuild` (`polarq.completions/1`).
 
-A line with a rollout's result (`result`, without its trajectory), then a line per call. A call's prompt is the first
+A line with a rollout's result (`result`, without its trajectory; `turn_rewards`: seq of a call -> its reward, of those
+that have one), then a line per call. A call's prompt is the first
 `prompt_shared` ids of what the call `prompt_from` saw and sampled, then `prompt_ids`; its messages are the first
 `messages_shared` of those of the same call, then `messages`: a session takes space for its tokens, not for the square
 of its turns. `prompt_from` is null where nothing is shared.
@@ -8,15 +9,17 @@ of its turns. `prompt_from` is null where nothing is shared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from polarq.contracts.completion import Completion
 from polarq.contracts.rollout import RolloutResult
 from polarq.errors import InvalidInput
-from polarq.export.base import NOTHING_SAMPLED, Record, Skip
+from polarq.export.base import NOTHING_SAMPLED, Record, Skip, problem_of
 from polarq.export.jsonl import Lines
+from polarq.trajectory.base import turn_rewards
 from polarq.trajectory.tree import shared_length
 
 SCHEMA = "polarq.completions/1"
@@ -42,7 +45,9 @@ class Completions(Lines):
             sampled = result.trajectory is not None and result.trajectory.fidelity.calls
             raise Skip(NO_CALLS if sampled else NOTHING_SAMPLED)
         head = result.model_dump(mode="json", exclude={"trajectory", "payload"})
-        return [{"schema": SCHEMA, "calls": len(calls), "result": head}, *_packed(calls)]
+        turns = {} if result.trajectory is None else turn_rewards(result.trajectory)
+        told = {str(seq): reward for seq, reward in turns.items()}
+        return [{"schema": SCHEMA, "calls": len(calls), "result": head, "turn_rewards": told}, *_packed(calls)]
 
 
 def _packed(calls: Sequence[Completion]) -> Iterator[Record]:
@@ -66,14 +71,26 @@ def _packed(calls: Sequence[Completion]) -> Iterator[Record]:
         earlier[call.seq] = last = call
 
 
-def read_completions_file(records: Iterable[Record]) -> Iterator[tuple[RolloutResult, list[Completion]]]:
-    """Each rollout's result, without a trajectory, and its calls in order of arrival. Raises `InvalidInput`."""
+class Captured(NamedTuple):
+    """What `polarq rebuild` builds of."""
+
+    result: RolloutResult
+    calls: list[Completion]
+    """In order of arrival."""
+    turn_rewards: Mapping[int, float] = {}
+    """seq of a call -> its reward, of those that have one."""
+
+
+def read_completions_file(records: Iterable[Record]) -> Iterator[Captured]:
+    """Each rollout's, its result without a trajectory. Raises `InvalidInput`."""
     lines = iter(records)
     for head in lines:
         if head.get("schema") != SCHEMA:
             raise InvalidInput("rebuild", [f"this is no file of {SCHEMA} (export --format completions)"])
         try:
             result = RolloutResult.stored(head["result"])
+            # Files of before have none.
+            turns = {int(seq): _finite(reward) for seq, reward in head.get("turn_rewards", {}).items()}
             calls: dict[int, Completion] = {}
             for _ in range(head["calls"]):
                 call = _unpacked(dict(next(lines)), calls)
@@ -82,10 +99,15 @@ def read_completions_file(records: Iterable[Record]) -> Iterator[tuple[RolloutRe
                 calls[call.seq] = call
         except StopIteration:
             raise InvalidInput("rebuild", ["the file ends in the middle of a rollout"]) from None
-        except (KeyError, TypeError, ValueError) as exc:
-            line = " ".join(str(exc).split())
-            raise InvalidInput("rebuild", [f"a captured call of the file is not valid: {line}"]) from None
-        yield result, list(calls.values())
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
+            raise InvalidInput("rebuild", [f"a captured call of the file is not valid: {problem_of(exc)}"]) from None
+        yield Captured(result, list(calls.values()), turns)
+
+
+def _finite(reward: Any) -> float:
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise ValueError(f"turn_rewards: {str(reward)[:40]!r} is not a finite number")
+    return float(reward)
 
 
 def _unpacked(record: Record, earlier: Mapping[int, Completion]) -> Completion:

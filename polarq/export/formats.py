@@ -13,7 +13,7 @@ import msgspec
 from polarq.contracts.base import ID_PATTERN, check_id
 from polarq.contracts.rollout import RolloutResult
 from polarq.errors import InvalidInput
-from polarq.export.base import Record, cannot_read
+from polarq.export.base import Record, cannot_read, problem_of
 from polarq.export.from_atif import result_of_document
 from polarq.export.jsonl import read_lines
 from polarq.export.parquet import read_parquet
@@ -38,7 +38,7 @@ def read_results(path: Path) -> Iterator[RolloutResult]:
             _check(result)
             yield result
     except _ODD as exc:
-        raise InvalidInput(str(path), [f"cannot be read: {type(exc).__name__} {exc}"]) from None
+        raise InvalidInput(str(path), [f"cannot be read: {problem_of(exc)}"]) from None
 
 
 def _check(result: RolloutResult) -> None:
@@ -47,6 +47,12 @@ def _check(result: RolloutResult) -> None:
     if result.rollout_id != f"{result.task_id}.{result.index}":
         told = f"is not what rollout {result.index} of task '{result.task_id}' is called"
         raise InvalidInput(f"rollout_id '{result.rollout_id}'", [told])
+    for trace in result.trajectory.traces if result.trajectory is not None else ():
+        seqs = [turn.seq for turn in trace.turns]
+        for name, numbers in (("prompt_ids", trace.prompt_ids), ("response_ids", trace.response_ids), ("seq", seqs)):
+            if numbers and not -(2**31) <= min(numbers) <= max(numbers) < 2**31:
+                told = f"{name} of trace {trace.index} holds something other than 32-bit whole numbers"
+                raise InvalidInput(result.rollout_id, [told])
     if not result.outcome.state.terminal:
         raise InvalidInput(result.rollout_id, [f"has not ended (state {result.outcome.state.value})"])
 

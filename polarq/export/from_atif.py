@@ -1,7 +1,8 @@
 """Results out of ATIF documents that hold token ids.
 
-A document of polarq's own gives its traces back. Of any other, each step with the ids of its prompt and of its
-completion is a call, and `prefix_merging` makes traces of them, as it does of captured ones.
+A document of polarq's own gives its traces back, but for their messages, which are its steps. Of any other, each step
+with the ids of its prompt and of its completion is a call, and `prefix_merging` makes traces of them, as it does of
+captured ones.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from polarq.contracts.completion import Completion, VersionSpan
 from polarq.contracts.rollout import Outcome, RolloutResult, RolloutState
 from polarq.contracts.trajectory import Fidelity, Trace, Trajectory, Turn
 from polarq.errors import InvalidInput
 from polarq.export.atif import atif_models, embedded, sampled_steps
+from polarq.export.base import problem_of
 from polarq.trajectory.prefix_merging import PrefixMergingBuilder
 
 _NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
@@ -30,17 +30,24 @@ def result_of_document(document: Mapping[str, Any], name: str) -> RolloutResult:
         own = (document.get("extra") or {}).get("polarq")
         return _foreign(document, name) if own is None else _own(document, own)
     except (KeyError, TypeError, ValueError) as exc:
-        problem = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else f"{type(exc).__name__} {exc}"
-        raise InvalidInput(name, [f"cannot be read as an ATIF document: {problem}"]) from None
+        raise InvalidInput(name, [f"cannot be read as an ATIF document: {problem_of(exc)}"]) from None
 
 
 def _own(document: Mapping[str, Any], own: Mapping[str, Any]) -> RolloutResult:
     traces = [_trace(one) for one in embedded(document)]
-    trajectory = Trajectory(builder=str(own["builder"]), traces=traces, fidelity=Fidelity.stored(own["fidelity"]))
+    trajectory = Trajectory(
+        builder=str(own["builder"]),
+        traces=traces,
+        fidelity=Fidelity.stored(own["fidelity"]),
+        metadata=own.get("metadata") or {},  # documents of before have none
+    )
     return RolloutResult.stored({**own["result"], "trajectory": trajectory.model_dump()})
 
 
 def _trace(document: Mapping[str, Any]) -> Trace:
+    kept = {**document["extra"]["polarq"]["trace"], "tools": document["agent"].get("tool_definitions")}
+    if "response_ids" in kept:
+        return Trace.stored(kept)
     prompt, response, mask, logprobs = list[int](), list[int](), list[int](), list[float]()
     turns, versions = list[Turn](), list[VersionSpan]()
     for number, step in enumerate(sampled_steps(document)):
@@ -60,7 +67,6 @@ def _trace(document: Mapping[str, Any]) -> Trace:
         ]
     if not turns:
         raise ValueError(f"{document.get('trajectory_id')} holds no token ids")
-    kept = document["extra"]["polarq"]["trace"]
     return Trace.stored(
         {
             **kept,
@@ -70,7 +76,6 @@ def _trace(document: Mapping[str, Any]) -> Trace:
             "logprobs": logprobs,
             "turns": [turn.model_dump() for turn in turns],
             "weight_versions": [span.model_dump() for span in versions],
-            "tools": document["agent"].get("tool_definitions"),
         }
     )
 

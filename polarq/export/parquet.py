@@ -37,8 +37,13 @@ class Parquet(Format):
 
     def write(self, file: IO[bytes], records: Sequence[Record]) -> None:
         arrow, parquet = _arrow()
+        try:
+            table = arrow.Table.from_pylist(list(records), schema=_schema())
+        except (arrow.ArrowException, OverflowError) as exc:
+            some = f"rollouts '{records[0]['rollout_id']}' to '{records[-1]['rollout_id']}'"
+            raise InvalidInput(some, [f"have what no column holds ({exc}); name others, or export as jsonl"]) from None
         with parquet.ParquetWriter(file, _schema(), compression="zstd") as writer:
-            writer.write_table(arrow.Table.from_pylist(list(records), schema=_schema()))
+            writer.write_table(table)
 
     def join(self, parts: Sequence[Path], file: IO[bytes]) -> None:
         _, parquet = _arrow()

@@ -30,10 +30,13 @@ class Parts:
 
         Raises `InvalidInput` when the target is there, is being written by another process, or was begun otherwise.
         """
-        if (target.exists() or target.is_symlink()) and not overwrite:
+        if os.path.lexists(target) and not overwrite:
             raise InvalidInput(str(target), ["is there already; choose another --to, or give --overwrite"])
-        if target.is_dir():
-            _replaceable(target, form)
+        try:
+            if target.is_dir():
+                _replaceable(target, form)
+        except OSError as exc:
+            raise cannot_write(target, exc) from None
         self.target = target
         self.seen: set[str] = set()
         """Rollouts that are through."""
@@ -80,6 +83,11 @@ class Parts:
             begun = dict(json.loads(lines[0]))
         except (TypeError, ValueError):
             raise self._damaged() from None
+        if begun != head and len(lines) == 1:  # it came to nothing: a name that was mistyped, a task that was not there
+            self._journal.truncate(0)
+            self._clear()
+            self._note(head)
+            return
         if begun != head:
             other = ", ".join(sorted(key for key in {*begun, *head} if begun.get(key) != head.get(key)))
             told = f"was begun by another export ({other} differ); remove {self._folder}, or choose another --to"
@@ -135,7 +143,10 @@ class Parts:
         for name, data in images.items():
             path = self.target.with_name(f"{self.target.name}.images") / name
             if not path.exists():
-                path.parent.mkdir(exist_ok=True)
+                try:
+                    path.parent.mkdir(exist_ok=True)
+                except OSError as exc:
+                    raise cannot_write(path.parent, exc) from None
                 with whole_file(path) as file:
                     file.write(data)
 
@@ -162,24 +173,31 @@ class Parts:
             raise cannot_write(self.target, exc) from None
 
     def finish(self) -> None:
-        """Puts the whole in its place, and removes the hidden folder."""
+        """Puts the whole in its place, and removes the hidden folder. Raises `InvalidInput`."""
         if not self._form.one_each:
             with whole_file(self.target) as file:
                 self._form.join(self._paths, file)
-            shutil.rmtree(self._folder)
-            return
-        # Without its journal the folder is what the target shall be; killed here, the export begins anew.
-        (self._folder / _JOURNAL).unlink()
-        if self.target.is_dir() and not self.target.is_symlink():
-            shutil.rmtree(self.target)
-        else:
-            self.target.unlink(missing_ok=True)
-        self._folder.rename(self.target)
+        try:
+            # First of all, so that no later export goes on from what is half removed.
+            (self._folder / _JOURNAL).unlink()
+            if not self._form.one_each:
+                shutil.rmtree(self._folder)
+                return
+            # Without its journal the folder is what the target shall be; killed here, the export begins anew.
+            if self.target.is_dir() and not self.target.is_symlink():
+                shutil.rmtree(self.target)
+            else:
+                self.target.unlink(missing_ok=True)
+            self._folder.rename(self.target)
+        except OSError as exc:
+            raise cannot_write(self.target, exc) from None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self.seen and (self._folder / _JOURNAL).exists():  # it came to nothing, and nothing stays of it
+            shutil.rmtree(self._folder, ignore_errors=True)
         _closed(self._journal)
 
 

@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from pydantic import ValidationError
-
 from polarq.contracts.rollout import RolloutResult
 from polarq.errors import InvalidInput
-from polarq.export.base import Record
+from polarq.export.base import Record, problem_of
 from polarq.export.jsonl import Lines
 from polarq.http.polar_json import session_result
 from polarq.http.polar_results import result_of, result_of_polar
@@ -44,5 +42,4 @@ def results_of_sessions(sessions: Iterable[Record]) -> Iterator[RolloutResult]:
                 yield result_of_polar(session, of_task[task_id])
                 of_task[task_id] += 1
         except (KeyError, TypeError, ValueError) as exc:
-            problem = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else f"{type(exc).__name__} {exc}"
-            raise InvalidInput("import", [f"session {number} is no SessionResult: {problem}"]) from None
+            raise InvalidInput("import", [f"session {number} is no SessionResult: {problem_of(exc)}"]) from None

@@ -10,7 +10,7 @@ from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.trajectory import Trajectory
 from polarq.errors import InvalidInput
 from polarq.registry import plugin
-from polarq.trajectory.base import Builder, rewarded
+from polarq.trajectory.base import Builder, rewarded, turn_rewards
 
 
 def make_builder(strategy: str, config: Mapping[str, Any]) -> Builder:
@@ -22,11 +22,18 @@ def make_builder(strategy: str, config: Mapping[str, Any]) -> Builder:
     return builder
 
 
-def rebuilt(builder: Builder, result: RolloutResult, calls: Sequence[Completion]) -> RolloutResult:
-    """The result with the trajectory that `builder` makes of its calls.
+def rebuilt(
+    builder: Builder,
+    result: RolloutResult,
+    calls: Sequence[Completion],
+    turns: Mapping[int, float] | None = None,
+) -> RolloutResult:
+    """The result with the trajectory that `builder` makes of its calls. `turns`: seq of a call -> its reward; those of
+    the result's trajectory, where it has one.
 
-    Each trace has the rollout's reward: rewards of single traces belonged to the traces before. Rewards of turns go
-    with their calls, where all are known. It is trainable if it was, and has something to train on.
+    Each trace has the rollout's reward: rewards of single traces, and what a teacher said of their tokens, belonged to
+    the traces before. Rewards of turns go with their calls, where all are known. It is trainable if it was, and has
+    something to train on.
     """
     trajectory = builder.build(calls, {"task_metadata": result.metadata})
     before = result.trajectory
@@ -35,8 +42,9 @@ def rebuilt(builder: Builder, result: RolloutResult, calls: Sequence[Completion]
         trajectory = trajectory.model_copy(update={"fidelity": kept})
     reward = None
     if result.reward is not None:
-        turns = None if before is None else _turn_rewards(before, trajectory)
-        reward = result.reward.model_copy(update={"trace_rewards": None, "turn_rewards": turns})
+        known = turns or {} if before is None else turn_rewards(before)
+        own = {"trace_rewards": None, "turn_rewards": _of_turns(trajectory, known)}
+        reward = result.reward.model_copy(update=own)
         trajectory = rewarded(trajectory, reward)
     trainable = result.outcome.trainable and trajectory.fidelity.trainable_tokens > 0
     return result.model_copy(
@@ -48,8 +56,7 @@ def rebuilt(builder: Builder, result: RolloutResult, calls: Sequence[Completion]
     )
 
 
-def _turn_rewards(before: Trajectory, after: Trajectory) -> list[list[float]] | None:
-    known = {turn.seq: turn.reward for trace in before.traces for turn in trace.turns}
+def _of_turns(after: Trajectory, known: Mapping[int, float]) -> list[list[float]] | None:
     found = [[known.get(turn.seq) for turn in trace.turns] for trace in after.traces]
     told = [[reward for reward in turns if reward is not None] for turns in found]
     return told if list(map(len, told)) == list(map(len, found)) and any(told) else None

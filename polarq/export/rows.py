@@ -11,7 +11,7 @@
 | teacher_logprobs | list of float32 or null | the same of a teacher, where one was asked (`self_distillation`) |
 | reward | float64 or null | this row's; null: no verdict |
 | outcome_reward | float64 or null | the rollout's |
-| weight | float64 | 1 / number of the rollout's rows that may be trained on |
+| weight | float64 | 1 / number of the rollout's rows that may be trained on; 0.0 of the others |
 | versions | list of {version: string, start, end: int32} | spans of `response_ids`: which policy sampled them |
 | oldest, newest | int64 or null | numbers of these policies; oldest null: unknown, which is older than any |
 | finish_reason | string or null | of the last call |
@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ from polarq.contracts.completion import Image, VersionSpan
 from polarq.contracts.rollout import Outcome, Reward, RolloutResult
 from polarq.contracts.trajectory import Fidelity, Trace, Trajectory, Turn
 from polarq.errors import InvalidInput
-from polarq.export.base import NOTHING_SAMPLED, Record, Skip, needed, why_not
+from polarq.export.base import NOTHING_SAMPLED, Record, Skip, needed, problem_of, why_not
 from polarq.trainers.rows import Row, row_of, rows, written_out
 from polarq.trajectory.images import picture_bytes
 
@@ -52,6 +52,12 @@ _ROW = (
     "group", "rollout", "rollout_id", "trace", "prompt_ids", "response_ids", "loss_mask", "logprobs", "reward",
     "weight", "oldest", "newest", "finish_reason", "teacher_logprobs",
 )  # fmt: skip
+
+_KINDS = {
+    "group": str, "rollout_id": str, "rollout": int, "trace": int, "oldest": int | None, "newest": int | None,
+    "finish_reason": str | None,
+}  # fmt: skip
+"""Of columns that nothing else checks."""
 
 
 def row_records(result: RolloutResult, *, everything: bool) -> list[Record]:
@@ -112,7 +118,7 @@ def read_row(record: Record) -> Row:
             **{name: record[name] for name in _ROW},
         )
     except (KeyError, OverflowError, TypeError, ValueError) as exc:
-        raise InvalidInput("import", [f"this is no row of {SCHEMA}: {type(exc).__name__} {exc}"]) from None
+        raise InvalidInput("import", [f"this is no row of {SCHEMA}: {problem_of(exc)}"]) from None
 
 
 def _check(record: Record) -> None:
@@ -135,9 +141,15 @@ def _check(record: Record) -> None:
             raise ValueError(f"{name} holds something other than finite numbers")
     for name in ("reward", "weight"):
         _check_number(name, record[name], optional=name == "reward")
-    for turn in record.get("turns", []):
-        if not 0 <= turn["start"] <= turn["end"] <= length:
-            raise ValueError(f"a turn is from {turn['start']} to {turn['end']} of {length} response_ids")
+    told = {name: record[name] for name in _KINDS}
+    odd = [n for n, value in told.items() if isinstance(value, bool) or not isinstance(value, _KINDS[n])]
+    odd += [n for n in ("rollout", "trace") if n not in odd and not 0 <= told[n] < _INT32]
+    if odd:
+        raise ValueError(f"{odd[0]} holds {str(told[odd[0]])[:40]!r}")
+    for name in ("turn", "version"):
+        for span in record.get(f"{name}s", []):
+            if not 0 <= span["start"] <= span["end"] <= length:
+                raise ValueError(f"a {name} is from {span['start']} to {span['end']} of {length} response_ids")
 
 
 def _check_number(name: str, value: Any, *, optional: bool) -> None:
@@ -161,23 +173,28 @@ def results_of_rows(records: Iterable[Record]) -> Iterator[RolloutResult]:
 def _result(records: list[Record]) -> RolloutResult:
     made = [read_row(record) for record in records]
     first, head = made[0], records[0]
+    if any(later.trace <= row.trace for row, later in pairwise(made)):
+        told = f"rows of rollout '{first.rollout_id}' are not in the order of their traces, each once"
+        raise InvalidInput("import", [told])
     try:
         traces = [_trace(row, record["unused"]) for row, record in zip(made, records, strict=True)]
         verdict = head["outcome_reward"]
         trainable = any(record["unused"] is None for record in records)
         outcome = Outcome(state=head["state"], boundary=head["boundary"], reason=head["outcome"], trainable=trainable)
+        fidelity = _fidelity(traces)
         return RolloutResult(
             rollout_id=first.rollout_id,
             task_id=first.group,
             run_id=head["run"],
             index=first.rollout,
+            versions=fidelity.versions,
             outcome=outcome,
             reward=None if verdict is None else Reward(outcome=verdict, evaluator=""),
-            trajectory=Trajectory(builder="", traces=traces, fidelity=_fidelity(traces)),
+            trajectory=Trajectory(builder="", traces=traces, fidelity=fidelity),
         )
     except (KeyError, ValidationError) as exc:
-        line = " ".join(str(exc).split())
-        raise InvalidInput("import", [f"rows of rollout '{first.rollout_id}' make no result: {line}"]) from None
+        told = f"rows of rollout '{first.rollout_id}' make no result: {problem_of(exc)}"
+        raise InvalidInput("import", [told]) from None
 
 
 def _trace(row: Row, unused: str | None) -> Trace:
@@ -204,12 +221,15 @@ def _fidelity(traces: Sequence[Trace]) -> Fidelity:
     trainable = sum(trace.trainable_tokens for trace in traces)
     sampled = max(trainable, sum(turn.end - turn.start for trace in traces for turn in trace.turns))
     images = [image for trace in traces for image in trace.images]
+    turns = [turn for trace in traces for turn in trace.turns]
     return Fidelity(
-        calls=sum(len(trace.turns) for trace in traces),
+        calls=len(turns),
         traces=len(traces),
         sampled_tokens=sampled,
         trainable_tokens=trainable,
         masked_tokens=sampled - trainable,
+        untrainable={str(turn.seq): turn.untrainable for turn in turns if turn.untrainable is not None},
+        versions=list(dict.fromkeys(span.version for trace in traces for span in trace.weight_versions)),
         images=len(images),
         unplaced_images=sum(1 for image in images if image.start is None),
     )

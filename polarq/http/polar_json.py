@@ -138,6 +138,8 @@ def session_result(
     own = result.model_dump(mode="json", exclude={"trajectory", "outcome", "metadata", "task_id"})
     if problem:
         own["payload_problem"] = problem
+    if result.trajectory is not None:
+        own["trajectory_metadata"] = list(result.trajectory.metadata)
     return {
         "session_id": result.rollout_id,
         "task_id": result.task_id,

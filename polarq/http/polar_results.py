@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polarq.contracts.rollout import Boundary, Outcome, Reward, RolloutResult, RolloutState
@@ -17,13 +17,14 @@ NO_LOGPROBS = "no log-probabilities"
 def result_of(session: Json) -> RolloutResult:
     """An ended session of polarq, with its trajectory. Raises KeyError and pydantic's `ValidationError`."""
     own = {key: value for key, value in session["rollout"].items() if key != "payload_problem"}
+    names = own.pop("trajectory_metadata", [])  # sessions of before do not tell which of the keys were its own
     return RolloutResult.stored(
         {
             **own,
             "task_id": session["task_id"],
             "outcome": session["outcome"],
             "metadata": session.get("metadata", {}),
-            "trajectory": _trajectory(session["trajectory"]),
+            "trajectory": _trajectory(session["trajectory"], names),
         }
     )
 
@@ -99,7 +100,7 @@ def _foreign_trace(number: int, trace: Json, reward: Reward | None) -> Trace:
     )
 
 
-def _trajectory(trajectory: Json) -> Trajectory | None:
+def _trajectory(trajectory: Json, names: Sequence[str]) -> Trajectory | None:
     metadata = trajectory.get("metadata", {})
     if "fidelity" not in metadata:
         return None
@@ -107,6 +108,7 @@ def _trajectory(trajectory: Json) -> Trajectory | None:
         builder=str(metadata.get("builder", "")),
         traces=[_trace(index, trace) for index, trace in enumerate(trajectory["traces"])],
         fidelity=Fidelity.stored(metadata["fidelity"]),
+        metadata={name: metadata[name] for name in names},
     )
 
 

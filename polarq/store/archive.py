@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from polarq.contracts.base import ID_PATTERN, check_id
 from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.task import Task
-from polarq.errors import ArchiveFailed, PayloadCorrupt, PayloadMissing, PolarqError
+from polarq.errors import ArchiveFailed, InvalidInput, PayloadCorrupt, PayloadMissing, PolarqError
 from polarq.topology.models import Topology
 
 if sys.version_info >= (3, 14):
@@ -99,8 +99,10 @@ class Archive:
 
     def put(self, result: RolloutResult) -> None:
         """Writes a rollout whose request is not known. Raises `ArchiveFailed`, and `InvalidInput` for a task id that
-        is none: it may come of a file of others, and name a place outside."""
+        is none (it may come of a file of others, and name a place outside) and an index that nobody would find."""
         check_id("task_id", result.task_id)
+        if not _ROLLOUT.fullmatch(f"{result.index}.json"):
+            raise InvalidInput(result.rollout_id, ["an archive has rollouts 0 to 999999 of a task"])
         try:
             self._put(self._opened(), result)
         except ArchiveFailed:

@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 from polarq.contracts.rollout import RolloutResult
 from polarq.errors import InvalidInput
 from polarq.trainers.rows import Row
+from polarq.trajectory.base import turn_rewards
 
 EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
@@ -62,10 +63,9 @@ def turn_rewards_of(results: Iterable[RolloutResult]) -> dict[str, dict[int, flo
     """rollout id -> seq of a call -> its reward, of the rollouts that a trainer may use; only calls that have one."""
     found = {}
     for result in results:
-        if result.outcome.trainable and result.trajectory is not None:
-            turns = (turn for trace in result.trajectory.traces for turn in trace.turns)
-            if given := {turn.seq: turn.reward for turn in turns if turn.reward is not None}:
-                found[result.rollout_id] = given
+        trajectory = result.trajectory if result.outcome.trainable else None
+        if trajectory is not None and (given := turn_rewards(trajectory)):
+            found[result.rollout_id] = given
     return found
 
 

@@ -10,6 +10,8 @@ from polarq.contracts.rollout import RolloutResult
 from polarq.contracts.trajectory import Trace, Trajectory, Turn
 from polarq.errors import InvalidInput
 
+MOST_DIGITS = 18
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -76,9 +78,10 @@ def written_out(trajectory: Trajectory) -> Trajectory:
 
 
 def version_number(version: str) -> int | None:
-    """The number that a policy version, as the engine names it, ends in (`7`, `step-7`). None: in none."""
+    """The number that a policy version, as the engine names it, ends in (`7`, `step-7`). None: in none, or in more
+    digits than 64 bits have room for, which count no updates."""
     digits = version[len(version.rstrip("0123456789")) :]
-    return int(digits) if digits else None
+    return int(digits) if 0 < len(digits) <= MOST_DIGITS else None
 
 
 def row_of(result: RolloutResult, trace: Trace, weight: float) -> Row:

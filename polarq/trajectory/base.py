@@ -69,8 +69,8 @@ def weighted(traces: list[Trace]) -> list[Trace]:
 
 
 def rewarded(trajectory: Trajectory, reward: Reward) -> Trajectory:
-    """The trajectory with each trace's reward (its own where the evaluator gave one, else the outcome), and each turn's
-    and a teacher's log-probabilities where there are any.
+    """The trajectory with this reward and no other: each trace's (its own where the evaluator gave one, else the
+    outcome), and each turn's where there are any. A teacher's log-probabilities stay, unless there are others.
 
     Raises ValueError when there are not as many trace rewards as traces, turn rewards as turns, or log-probabilities as
     tokens.
@@ -84,12 +84,20 @@ def rewarded(trajectory: Trajectory, reward: Reward) -> Trajectory:
         if [len(turns) for turns in reward.turn_rewards] != [len(trace.turns) for trace in traces]:
             raise ValueError("turn_rewards: not one list per trace with one reward per turn")
         traces = [_turned(trace, turns) for trace, turns in zip(traces, reward.turn_rewards, strict=True)]
+    elif any(turn.reward is not None for trace in traces for turn in trace.turns):
+        traces = [_turned(trace, [None] * len(trace.turns)) for trace in traces]
     if reward.teacher_logprobs is not None:
         traces = _taught(traces, reward.teacher_logprobs)
     return trajectory.model_copy(update={"traces": traces})
 
 
-def _turned(trace: Trace, rewards: Sequence[float]) -> Trace:
+def turn_rewards(trajectory: Trajectory) -> dict[int, float]:
+    """seq of a call -> its reward, of those that have one."""
+    turns = (turn for trace in trajectory.traces for turn in trace.turns)
+    return {turn.seq: turn.reward for turn in turns if turn.reward is not None}
+
+
+def _turned(trace: Trace, rewards: Sequence[float | None]) -> Trace:
     turns = [turn.model_copy(update={"reward": value}) for turn, value in zip(trace.turns, rewards, strict=True)]
     return trace.model_copy(update={"turns": turns})
 

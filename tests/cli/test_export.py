@@ -103,6 +103,8 @@ def test_a_damaged_result_is_counted_and_told_by_the_exit_code(client: Client, c
         (("--archive", "a", "--to", "x", "--format", "completions"), "an archive has no captured calls"),
         (("none", "--to", "x.jsonl"), "no task 'none' in the ledger"),
         (("--run", "none", "--to", "x.jsonl"), "no task of run 'none' in the ledger"),
+        (("--archive", "none", "--to", "x.jsonl"), "archive none: there are no rollouts in it"),
+        (("t", "--to", "x", "--format", "sft", "--min-reward", "nan"), "--min-reward nan is no number"),
     ],
 )
 def test_bad_usage_is_one_line(
@@ -112,7 +114,7 @@ def test_bad_usage_is_one_line(
     ran = cli("export", *arguments)
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert problem in ran.err
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("x")] == []
+    assert [path.name for path in tmp_path.iterdir() if "x" in path.name] == []
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -130,6 +132,8 @@ def test_an_archive_is_a_source_too(cli: Cli, tmp_path: Path, compress: bool) ->
         assert list(read_rows(tmp_path / f"{name}.jsonl")) == rows(result(0, task_id="u"))
     ran = cli("export", "v", *place, "--to", str(tmp_path / "v.jsonl"))
     assert (ran.code, "v: is no task and no rollout of the archive" in ran.err) == (2, True)
+    ran = cli("export", "--run", "run-v", *place, "--to", str(tmp_path / "v.jsonl"))
+    assert (ran.code, "there are no rollouts of run 'run-v' in it" in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize("form", ["jsonl", "polar", "parquet", "atif"])

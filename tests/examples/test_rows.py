@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from examples import many
-from examples.offline_sft import check
+from examples.offline_sft import check, generate
 from examples.swe_gym import run as swe_gym
 from examples.swebench_verified import known, local
 from examples.swebench_verified.instances import LOCAL_TESTBED, fields_of, image_of, read_rows
@@ -234,3 +234,36 @@ def test_a_conversation_is_one(
     file.write_text(json.dumps({"messages": messages, "group": "g", "rollout_id": "g.0", "reward": 1.0}) + "\n")
     assert check.main(file) == int(bool(says))
     assert says in capsys.readouterr().err
+
+
+SEPARATORS = "a\u2028b\u2029c\x85d\x1ce\x0cf"
+"""What `str.splitlines` takes for ends of lines; JSON may have all of it in a text but the control characters."""
+
+
+def json_line(**fields: Any) -> str:
+    return json.dumps(fields, ensure_ascii=False) + "\n"
+
+
+def test_a_text_with_unicode_line_separators_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    messages = [{"role": "user", "content": SEPARATORS}, {"role": "assistant", "content": "x"}]
+    chat, tasks, dataset = (tmp_path / name for name in ("chat.jsonl", "tasks.jsonl", "rows.jsonl"))
+    chat.write_text(json_line(messages=messages, group="g", rollout_id="g.0", reward=1.0), "utf-8")
+    assert check.main(chat) == 0, capsys.readouterr().err
+    tasks.write_text(json_line(name="n", instruction=SEPARATORS, check="true") + "\n", "utf-8")
+    assert generate.read_tasks(tasks)["n"]["instruction"] == SEPARATORS
+    dataset.write_text(json_line(**{**ROW, "problem_statement": SEPARATORS}), "utf-8")
+    assert read_rows(dataset)[ROW["instance_id"]]["problem_statement"] == SEPARATORS
+
+
+def test_tasks_that_cannot_be_told_apart_or_read_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(json_line(name="n", instruction="i", check="true") * 2)
+    with pytest.raises(InvalidInput, match="line 2 has task n a second time"):
+        generate.read_tasks(file)
+    file.write_bytes(b"\xff")
+    with pytest.raises(InvalidInput, match="cannot be read as text in UTF-8"):
+        generate.read_tasks(file)
+    with pytest.raises(SystemExit, match="cannot be read as text in UTF-8"):
+        check.main(file)
+    with pytest.raises(SystemExit, match="cannot be read: No such file"):
+        check.main(tmp_path / "none")

@@ -15,6 +15,7 @@ from polarq.trajectory.prefix_merging import PrefixMergingBuilder
 from tests.trajectory.calls import call
 from tests.trajectory.pictures import PAD, image, shown
 
+TASK_METADATA = {"question": 7}
 FAILED = Outcome(state=RolloutState.FAILED, boundary=Boundary.RUNTIME, reason="sandbox_lost")
 
 
@@ -50,7 +51,8 @@ def result(
     task_id: str = "t",
     config: dict[str, Any] | None = None,
 ) -> RolloutResult:
-    trajectory = PrefixMergingBuilder(config or {}).build(list(session(index) if calls is None else calls))
+    captured = list(session(index) if calls is None else calls)
+    trajectory = PrefixMergingBuilder(config or {}).build(captured, {"task_metadata": TASK_METADATA})
     verdict = None if reward is None else Reward(outcome=reward, evaluator="e")
     trainable = trajectory.fidelity.trainable_tokens > 0
     return RolloutResult(
@@ -62,7 +64,7 @@ def result(
         outcome=outcome or Outcome(state=RolloutState.COMPLETED, trainable=trainable),
         reward=verdict,
         trajectory=trajectory if verdict is None else rewarded(trajectory, verdict),
-        metadata={"question": 7},
+        metadata=TASK_METADATA,
     )
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from polarq.contracts import BranchCause, RolloutResult
+from polarq.contracts import BranchCause, RolloutResult, VersionSpan
 from polarq.errors import InvalidInput
 from polarq.export.atif import Atif
 from polarq.export.base import MissingPackage
 from polarq.export.formats import read_results
+from polarq.export.jsonl import JsonLines
 from polarq.export.polar import Polar
 from polarq.trainers.rows import rows, written_out
 from tests.export.samples import FAILED, answer, looking, result, said, session, taught, written
@@ -54,13 +55,13 @@ def test_polar_results_come_back_whole(tmp_path: Path) -> None:
         looking(5),
     ]
     tree = result(4, config={"emit": "tree"}, calls=[*session()[:2], call(3, [1, 2, 3, 9, 5], [6])])
+    bare = result(6)
+    assert bare.trajectory is not None
+    bare = bare.model_copy(update={"trajectory": bare.trajectory.model_copy(update={"metadata": {}})})
     target = tmp_path / "polar.jsonl"
-    report = written(Polar(), target, *results, tree)
-    assert (report.rollouts, report.skipped) == (6, {})
-    back = list(read_results(target))
-    assert [one.model_dump(exclude={"trajectory": {"metadata"}}) for one in back] == [
-        one.model_dump(exclude={"trajectory": {"metadata"}}) for one in [*results, tree]
-    ]
+    report = written(Polar(), target, *results, tree, bare)
+    assert (report.rollouts, report.skipped) == (7, {})
+    assert list(read_results(target)) == [*results, tree, bare]
 
 
 def test_a_result_of_polar_itself_is_read_for_what_it_holds(tmp_path: Path) -> None:
@@ -198,6 +199,71 @@ def test_contents_that_atif_has_no_word_for_stay_valid(atif: Any, tmp_path: Path
     assert [(r.source_call_id, r.content) for r in document.steps[2].observation.results] == [(None, "whose?")]
     assert [part.type for part in document.steps[3].message] == ["text", "image", "text"]
     assert document.steps[4].tool_calls[0].extra == {"arguments_text": "not json"}
+
+
+def test_a_trace_whose_answers_cannot_be_told_keeps_its_ids(atif: Any, tmp_path: Path) -> None:
+    """One that broke off, and one of a harness that put in an answer of its own: no step could have their ids."""
+    calls = [
+        call(0, [1], [2, 3], messages=said("a"), reply={}, logprobs=[-0.5, -1.0]),
+        call(1, [1, 2, 3, 4], [5], messages=said("a", "own"), reply=answer("b"), logprobs=[None], untrainable="x"),
+        call(2, [9], [8], messages=said("n"), reply={}, weight_versions=[VersionSpan(version="3", start=0, end=1)]),
+    ]
+    one = result(0, calls)
+    report = written(Atif(), tmp_path / "docs", one, result(1))
+    assert report.rollouts == 2
+    back = list(read_results(tmp_path / "docs"))
+    assert [row for made in back for row in rows(made)] == [*rows(one), *rows(result(1))]
+    messages = {"traces": {"__all__": {"prompt_messages", "response_messages"}}}
+    assert back[0].trajectory is not None
+    assert one.trajectory is not None
+    assert back[0].trajectory.model_dump(exclude=messages) == one.trajectory.model_dump(exclude=messages)
+
+
+def test_a_mask_is_not_lifted_on_the_way_through_a_document(atif: Any, tmp_path: Path) -> None:
+    """Rows that were kept under a mask of 0 have no messages: what must not be trained on stays so."""
+    written(JsonLines(everything=True), tmp_path / "rows.jsonl", result(0, outcome=FAILED))
+    (masked,) = read_results(tmp_path / "rows.jsonl")
+    written(Atif(), tmp_path / "docs", masked)
+    (back,) = read_results(tmp_path / "docs")
+    assert back.trajectory is not None
+    assert back.trajectory == masked.trajectory
+    assert {bit for trace in back.trajectory.traces for bit in trace.loss_mask} == {0}
+
+
+ODD_ARGUMENTS = (
+    r'{"half": "\ud83d"}',
+    '{"a": NaN}',
+    "[1]",
+    '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    '{"a": ' + "[" * 200 + "]" * 200 + "}",
+)
+ODD_MESSAGES: tuple[dict[str, Any], ...] = (
+    {"role": "assistant", "content": "x", "tool_calls": "all"},
+    {"role": "assistant", "content": "x", "tool_calls": [None, "f", {"function": "f"}, {"id": 1, "function": {}}]},
+    {"role": "assistant", "content": {"a": 1}, "reasoning_content": {"why": 1}},
+    {"role": "tool", "tool_call_id": ["c"], "content": 5},
+    {"role": {"a": 1}, "content": [None, 5, {"type": "image_url", "image_url": None}]},
+    {},
+)
+
+
+@pytest.mark.parametrize("arguments", ODD_ARGUMENTS, ids=range(len(ODD_ARGUMENTS)))
+def test_arguments_that_are_no_object_of_a_document_stay_text(atif: Any, tmp_path: Path, arguments: str) -> None:
+    """They are the model's own, and half of a character or a NaN in them must not end an export."""
+    reply = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": {"arguments": arguments}}]}
+    written(Atif(), tmp_path / "docs", result(0, [call(0, [1], [2], messages=said("a"), reply=reply)]))
+    document = atif.Trajectory.model_validate_json((tmp_path / "docs" / "t.0.json").read_text())
+    (called,) = document.steps[1].tool_calls
+    assert (called.arguments, called.extra) == ({}, {"arguments_text": arguments})
+
+
+@pytest.mark.parametrize("message", ODD_MESSAGES, ids=range(len(ODD_MESSAGES)))
+def test_whatever_an_agent_sends_as_a_message_its_rollout_is_exported(
+    atif: Any, tmp_path: Path, message: dict[str, Any]
+) -> None:
+    odd = result(0, [call(0, [1], [2], messages=[message, *said("a")], reply=answer("b"))])
+    assert written(Atif(), tmp_path / "docs", odd).rollouts == 1
+    assert [row for one in read_results(tmp_path / "docs") for row in rows(one)] == rows(odd)
 
 
 def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from polarq.errors import InvalidInput
 from polarq.export.formats import read_results, read_rows
 from polarq.export.jsonl import JsonLines
 from polarq.export.parquet import Parquet
+from polarq.export.polar import Polar
 from polarq.store.archive import Archive
 from tests.export.samples import result, written
 
@@ -61,14 +62,40 @@ def test_an_archive_takes_no_result_whose_task_lies_outside_it(tmp_path: Path) -
         ("reward", True),
         ("weight", None),
         ("prompt_ids", None),
+        ("group", ["t"]),
+        ("rollout", "0"),
+        ("rollout", True),
+        ("trace", -1),
+        ("oldest", 1.5),
+        ("finish_reason", 5),
+        ("version", [{"version": "1", "start": 0, "end": 6}]),
         ("turn", [{"seq": 0, "start": 0, "end": 6}]),
         ("turn", [{"seq": 0, "start": 3, "end": 1}]),
     ],
 )
 def test_a_trainer_gets_no_row_with_odd_values(tmp_path: Path, name: str, values: Any) -> None:
-    key = "turns" if name == "turn" else name
+    key = f"{name}s" if name in {"turn", "version"} else name
     with pytest.raises(InvalidInput, match=name):
         list(read_rows(changed(tmp_path, **{key: values})))
+
+
+@pytest.mark.parametrize("ids", [[2**31], [-(2**31) - 1]])
+def test_a_session_of_ids_that_are_none_is_refused(tmp_path: Path, ids: list[int]) -> None:
+    """In the archive it would be in the way of each export to come."""
+    written(Polar(), tmp_path / "polar.jsonl", result())
+    session = json.loads((tmp_path / "polar.jsonl").read_text())
+    session["trajectory"]["traces"][0]["prompt_ids"] = ids
+    (tmp_path / "changed.jsonl").write_text(json.dumps(session) + "\n")
+    with pytest.raises(InvalidInput, match="prompt_ids of trace 0 holds something other than 32-bit whole numbers"):
+        list(read_results(tmp_path / "changed.jsonl"))
+
+
+def test_an_archive_takes_no_rollout_that_it_would_not_list(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path / "archive"))
+    with pytest.raises(InvalidInput, match="rollouts 0 to 999999"):
+        archive.put(result(1_000_000))
+    archive.put(result(999_999))
+    assert archive.indices("t") == [999_999]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl"])
@@ -103,3 +130,38 @@ def test_a_parquet_file_damaged_anywhere_is_said_in_one_line_or_read(tmp_path: P
         except InvalidInput:
             refused += 1
     assert refused > 20
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"images": [{"sha256": "x", "size": 1, "end": "y"}]}, "end: Input should be a valid integer"),
+        ({"turns": [{"seq": 0, "end": 1}]}, "'start' is missing"),
+        ({"versions": [{"start": 0, "end": 1}]}, "version: Field required"),
+    ],
+)
+def test_what_a_row_lacks_is_said_in_one_line_by_its_key(tmp_path: Path, values: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        list(read_rows(changed(tmp_path, **values)))
+    assert str(caught.value).startswith(f"import: this is no row of polarq.rows/2: {told}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"parent": 7}, "traces.1: parent 7 is no trace before it"),
+        ({"parent": -1}, "traces.1: parent -1 is no trace before it"),
+        ({"parent": 1}, "traces.1: parent 1 is no trace before it"),
+        ({"left_out": 100}, "traces.1: leaves out 100 ids, which its parent does not have"),
+        ({"parent": None, "left_out": 1}, "traces.1: leaves out 1 ids, which its parent does not have"),
+    ],
+)
+def test_a_trace_that_leaves_out_what_no_other_has_is_refused(tmp_path: Path, own: dict[str, Any], told: str) -> None:
+    """Read all the same, it would be trained on in a context that nobody saw."""
+    written(Polar(), tmp_path / "polar.jsonl", result(config={"emit": "tree"}))
+    session = json.loads((tmp_path / "polar.jsonl").read_text())
+    session["trajectory"]["traces"][1]["metadata"]["polarq"] |= own
+    (tmp_path / "changed.jsonl").write_text(json.dumps(session) + "\n")
+    with pytest.raises(InvalidInput, match=f"session 1 is no SessionResult: .*{told.replace('.', '[.]')}"):
+        list(read_results(tmp_path / "changed.jsonl"))

@@ -21,7 +21,7 @@ from polarq.export.jsonl import JsonLines
 from polarq.export.parts import Parts
 from polarq.export.polar import Polar
 from polarq.export.run import Report, export
-from tests.export.samples import FAILED, result, source, written
+from tests.export.samples import FAILED, looking, result, source, written
 
 
 class Killed(BaseException):
@@ -171,6 +171,49 @@ def test_a_disk_without_room_for_the_journal_is_one_line_and_later_it_goes_on(tm
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert written(JsonLines(), target, result()).records == 1
+
+
+def test_an_export_that_came_to_nothing_leaves_nothing_and_is_in_nobodys_way(tmp_path: Path) -> None:
+    def mistyped() -> Group:
+        raise TaskNotFound("no task 'tt'")
+
+    target = tmp_path / "rows.jsonl"
+    with pytest.raises(TaskNotFound), Parts(target, JsonLines(), {"targets": ["tt"]}) as parts:
+        export([mistyped], JsonLines(), parts, lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+    # One that was killed before its first part had no time to clear up.
+    folder = tmp_path / ".rows.jsonl.polarq-export"
+    folder.mkdir()
+    (folder / "journal.jsonl").write_text('{"format": "jsonl", "targets": ["tt"]}\n')
+    (folder / ".part-000000.jsonl.x.part").write_bytes(b"half")
+    assert written(JsonLines(), target, result()).records == 1
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_killed_while_it_clears_up_it_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    target = tmp_path / "rows.jsonl"
+    with monkeypatch.context() as context, pytest.raises(Killed):
+        context.setattr("polarq.export.parts.shutil.rmtree", killed)
+        written(JsonLines(), target, result(0))
+    assert target.exists()
+    with Parts(target, JsonLines(), {"targets": "others"}, overwrite=True) as parts:
+        assert export([source([result(1)])], JsonLines(), parts, lambda _: None).records == 1
+    assert [json.loads(line)["rollout_id"] for line in target.read_text().splitlines()] == ["t.1"]
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_file_where_the_pictures_should_lie_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl.images").write_text("mine")
+    with pytest.raises(InvalidInput, match=r"rows[.]jsonl[.]images: cannot be written: File exists"):
+        written(JsonLines(), tmp_path / "rows.jsonl", looking(0))
+
+
+def test_a_name_that_no_file_can_have_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be written: File name too long"):
+        written(JsonLines(), tmp_path / ("a" * 300), result())
 
 
 def test_overwriting_deletes_no_folder_that_holds_more_than_an_export(tmp_path: Path) -> None:

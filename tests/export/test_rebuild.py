@@ -23,7 +23,7 @@ from tests.trajectory.calls import call
 def in_a_file(path: Path, calls: list[Completion]) -> tuple[RolloutResult, list[Completion]]:
     path.unlink(missing_ok=True)
     written(Completions(lambda _: calls), path, result(0, calls))
-    ((back, captured),) = read_completions_file(read_lines(path))
+    ((back, captured, _),) = read_completions_file(read_lines(path))
     return back, captured
 
 
@@ -91,6 +91,23 @@ def test_rewards_of_turns_go_with_their_calls_where_all_are_known() -> None:
     elsewhere = rebuilt(make_builder("per_request", {}), before.model_copy(update={"trajectory": None}), calls)
     assert elsewhere.reward is not None
     assert (elsewhere.reward.outcome, elsewhere.reward.turn_rewards) == (1.0, None)
+
+
+def test_rewards_of_turns_go_with_their_calls_through_a_file(tmp_path: Path) -> None:
+    path, before = tmp_path / "c.jsonl", looking()
+    written(Completions(lambda _: looking_calls()), path, before)
+    ((back, captured, turns),) = read_completions_file(read_lines(path))
+    again = rebuilt(make_builder("prefix_merging", {}), back, captured, turns)
+    assert (again.trajectory, again.reward) == (before.trajectory, before.reward)
+    lines = path.read_text()
+    for wrong in ('{"0": "1"}', '{"x": 1}', '{"0": true}', "[1]"):
+        path.write_text(lines.replace('{"0":0.25,"1":1.0}', wrong))
+        with pytest.raises(InvalidInput, match="rebuild: ") as caught:
+            list(read_completions_file(read_lines(path)))
+        assert "\n" not in str(caught.value)
+    path.write_text(lines.replace(',"turn_rewards":{"0":0.25,"1":1.0}', ""))
+    ((_, _, turns),) = read_completions_file(read_lines(path))
+    assert turns == {}  # a file of before
 
 
 def test_pictures_are_built_anew_from_what_was_captured(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from polarq.contracts import CompletionLabel, Outcome, RolloutState
+from polarq.contracts import CompletionLabel, Outcome, RolloutState, VersionSpan
 from polarq.errors import InvalidInput
 from polarq.export.base import Format
 from polarq.export.formats import read_results, read_rows
@@ -197,6 +197,47 @@ def test_rows_that_are_apart_or_of_another_schema_are_refused(tmp_path: Path) ->
     target.write_text(lines[0] + "{")
     with pytest.raises(InvalidInput, match="line 2 is no JSON object"):
         list(read_results(target))
+
+
+def test_a_version_that_counts_no_updates_ends_no_export(form: Format, tmp_path: Path) -> None:
+    spans = [VersionSpan(version="built-" + "9" * 40, start=0, end=1)]
+    one = result(0, [call(0, [1], [2], weight_versions=spans)])
+    target = tmp_path / f"out{form.suffix}"
+    written(form, target, one)
+    (row,) = read_rows(target)
+    assert (row.oldest, row.newest, row.versions) == (None, None, spans)
+
+
+def test_what_rows_tell_of_their_rollout_comes_back(form: Format, tmp_path: Path) -> None:
+    target = tmp_path / f"out{form.suffix}"
+    written(form, target, result(0))
+    (back,) = read_results(target)
+    assert back.versions == ["step-7", "step-8"]
+    assert back.trajectory is not None
+    assert back.trajectory.fidelity.versions == ["step-7", "step-8"]
+    masked = [call(0, [1], [2]), call(1, [1, 2, 3], [4], untrainable="why")]
+    written(form, target.with_suffix(f".2{form.suffix}"), result(0, masked))
+    (back,) = read_results(target.with_suffix(f".2{form.suffix}"))
+    assert back.trajectory is not None
+    assert back.trajectory.fidelity.untrainable == {"1": "why"}
+
+
+def test_a_number_that_no_column_holds_is_one_line_that_names_its_rollouts(tmp_path: Path) -> None:
+    if pyarrow is None:
+        not_here("pyarrow is not installed")
+    with pytest.raises(InvalidInput, match=r"rollouts 't[.]0' to 't[.]1': have what no column holds .*export as jsonl"):
+        written(Parquet(), tmp_path / "x.parquet", result(0), result(1, [call(1, [2**31], [2])]))
+
+
+def test_rows_that_are_there_twice_are_refused(tmp_path: Path) -> None:
+    """Two files of one rollout in one: read as they are, its tokens would be trained on twice."""
+    calls = [call(0, [1], [2]), call(1, [3], [4])]
+    written(JsonLines(), tmp_path / "one.jsonl", result(0, calls))
+    lines = (tmp_path / "one.jsonl").read_text().splitlines(keepends=True)
+    for some in ([*lines, *lines], lines[::-1], [lines[0], lines[0]]):
+        (tmp_path / "two.jsonl").write_text("".join(some))
+        with pytest.raises(InvalidInput, match=r"rows of rollout 't[.]0' are not in the order of their traces, each"):
+            list(read_results(tmp_path / "two.jsonl"))
 
 
 def test_an_ended_state_comes_back(tmp_path: Path) -> None:

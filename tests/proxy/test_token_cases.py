@@ -163,7 +163,7 @@ async def test_every_prompt_has_as_many_start_tokens_as_the_engines(
     (row,) = rows(first)
     assert [*row.prompt_ids, *row.response_ids] == last
     written(Completions(lambda _: calls), tmp_path / "c.jsonl", first)
-    ((back, captured),) = read_completions_file(read_lines(tmp_path / "c.jsonl"))
+    ((back, captured, _),) = read_completions_file(read_lines(tmp_path / "c.jsonl"))
     assert rows(rebuilt(make_builder("prefix_merging", {}), back, captured)) == [row]
     written(Sft(SftFilters(ids=True)), tmp_path / "sft.jsonl", first)
     (record,) = read_lines(tmp_path / "sft.jsonl")

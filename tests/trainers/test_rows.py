@@ -110,8 +110,9 @@ def test_a_row_says_between_which_policies_it_was_sampled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "number"), [("7", 7), ("step-12", 12), ("v1.0-3", 3), ("default", None), ("", None), ("7b", None)]
-)
+    ("version", "number"), [("7", 7), ("step-12", 12), ("v1.0-3", 3), ("default", None), ("", None), ("7b", None),
+     ("8" * 18, int("8" * 18)), ("sha-" + "9" * 19, None), ("7" * 5000, None)]
+)  # fmt: skip
 def test_a_version_is_the_number_it_ends_in(version: str, number: int | None) -> None:
     assert version_number(version) == number
 

@@ -47,6 +47,18 @@ def test_rewards_of_turns_are_in_their_rows_beside_the_traces() -> None:
     assert [turn.reward for row in rows(result(None)) for turn in row.turns] == [None] * 4
 
 
+def test_a_reward_that_takes_the_place_of_another_takes_that_of_its_turns_too() -> None:
+    """A task's rule for an end (`endings`): what the evaluator gave single turns would be trained on beside it."""
+    before = result([[0.0, 0.5, 1.0], [0.25]])
+    assert before.trajectory is not None
+    after = rewarded(before.trajectory, Reward(outcome=-1.0, evaluator="endings"))
+    assert [(trace.reward, [turn.reward for turn in trace.turns]) for trace in after.traces] == [
+        (-1.0, [None] * 3),
+        (-1.0, [None]),
+    ]
+    assert turn_rewards_of([before.model_copy(update={"trajectory": after})]) == {}
+
+
 def test_rewards_are_those_of_rollouts_that_may_be_used_and_a_reward_of_zero_is_one() -> None:
     given = [result([[0.0, 0.5, 1.0], [0.25]]), result([[1.0] * 3, [1.0]], 1, trainable=False), result(None, 2)]
     assert turn_rewards_of(given) == {"t.0": {0: 0.0, 1: 0.5, 2: 1.0, 3: 0.25}}

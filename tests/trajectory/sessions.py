@@ -47,5 +47,5 @@ def keep(harness: str, context: str, lines: Iterable[Record]) -> int:
 def session(harness: str, context: str) -> tuple[Completion, ...]:
     """The session's captured calls, in order of arrival."""
     lines = zstd.decompress(file_of(harness, context).read_bytes()).splitlines()
-    ((_, calls),) = read_completions_file(map(json.loads, lines))
+    ((_, calls, _),) = read_completions_file(map(json.loads, lines))
     return tuple(calls)
