@@ -41,6 +41,12 @@ SERVERS_S = 120.0
 """How long a program waits for the task's MCP servers before its first call, at most: on a busy node one starts slowly.
 Tools that are late would join the others in the middle of the history, or never."""
 _COPY_S = 120.0
+_NO_SKILL = 3
+# With what links lead to: where the copy lies, a link out of the folder would lead nowhere, and the skill be missing.
+_COPY = f"""\
+test -d "$1" && mkdir -p "$2" && cp -RL "$1/." "$2/" || exit 1
+[ -n "$(find "$2" -mindepth 2 -name SKILL.md)" ] || exit {_NO_SKILL}
+"""
 
 
 class PresetSettings(Contract):
@@ -212,8 +218,9 @@ def mcp_entry(server: McpServerSpec) -> dict[str, Any]:
 
 
 async def _copied(runtime: Runtime, source: str, target: str) -> None:
-    script = 'test -d "$1" && mkdir -p "$2" && cp -R "$1/." "$2/"'
-    argv = ["sh", "-c", script, "sh", source, target]
+    argv = ["sh", "-c", _COPY, "sh", source, target]
     done = await runtime.exec(argv, timeout_s=_COPY_S, category=ExecCategory.SETUP)
+    if done.exit_code == _NO_SKILL:
+        raise HarnessFault(f"agent.skills_path: there is no skill in '{source}': each is a folder with a SKILL.md")
     if not done.ok:
         raise HarnessFault(f"agent.skills_path: '{source}' is no folder in the sandbox that can be copied ({done.why})")
