@@ -151,7 +151,7 @@ class HermesHarness(Preset):
             "security": {"allow_lazy_installs": False},
             "model_catalog": {"enabled": False},
             "auxiliary": {"title_generation": {"enabled": False}},
-            "mcp_servers": {server.name: _mcp(server) for server in self.spec.mcp_servers},
+            "mcp_servers": {name: _mcp(server) for name, server in self.servers.items()},
             "mcp_discovery_timeout": SERVERS_S,
         }
         return merged(merged(FRESH, wanted.config), given(own))

@@ -133,7 +133,7 @@ class OpenClawHarness(Preset):
             "update": {"checkOnStart": False},
             # It would have each turn put into vectors by a vendor's service.
             "memory": {"search": {"enabled": False}},
-            "mcp": {"servers": {server.name: _mcp(server) for server in self.spec.mcp_servers}},
+            "mcp": {"servers": {name: _mcp(server) for name, server in self.servers.items()}},
         }
         return merged(wanted.config, given(own))
 

@@ -29,6 +29,7 @@ from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.specs import SAMPLING_PARAMETERS, AgentSpec, McpServerSpec, PrepareAction
 from polarq.errors import HarnessFault, InvalidTask
 from polarq_worker.harnesses.base import Harness, HarnessContext, HarnessStep
+from polarq_worker.harnesses.mcp import literal, misnamed
 from polarq_worker.harnesses.programs.program import Installed, Program, home_of, installed
 from polarq_worker.harnesses.verdicts import CallsSeen, Verdict, exit_code, verdict_of
 from polarq_worker.runtimes.base import SCRATCH_DIR, Runtime, SandboxLayout
@@ -75,6 +76,10 @@ class Preset(Harness):
     settings_class: ClassVar[type[PresetSettings]] = PresetSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset()
     """Kinds of MCP servers that it can be told of."""
+    mcp_names: ClassVar[str] = ".+"
+    """The pattern of what it lets one be called."""
+    commands: ClassVar[str] = ""
+    """What a command of its own begins with, where it looks for one in the instruction: one character or another."""
     takes_skills: ClassVar[bool] = False
     """Whether `agent.skills_path` (a folder in the sandbox, with a folder per skill) can be given to it."""
     turn_limit: ClassVar[str] = ""
@@ -118,6 +123,10 @@ class Preset(Harness):
         """Where it looks for skills, with `takes_skills`."""
         return f"{self.folder(context.layout)}/skills"
 
+    def literal(self, text: str) -> str:
+        """A text as its configuration has to have it: some programs put variables in for `$NAME` there."""
+        return text
+
     async def results(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> Mapping[str, Any]:
         """What it says of itself, for the report's metadata: small JSON. Runs however the steps ended."""
         return {}
@@ -139,6 +148,16 @@ class Preset(Harness):
     @property
     def model(self) -> str:
         return self.spec.model_name or MODEL
+
+    @property
+    def servers(self) -> dict[str, McpServerSpec]:
+        """The task's MCP servers by name, for its configuration."""
+        return {server.name: literal(server, self.literal) for server in self.spec.mcp_servers}
+
+    def instruction(self, context: HarnessContext) -> str:
+        """The task's, behind a line break where the program would take it for a command of its own."""
+        text = context.task.instruction
+        return f"\n{text}" if text[0] in self.commands else text
 
     def folder(self, layout: SandboxLayout) -> str:
         """Its own in the sandbox: configuration, sessions. No evaluator takes it for the agent's work."""
@@ -204,17 +223,11 @@ class Preset(Harness):
                 known = ", ".join(sorted(self.mcp_transports)) or "none"
                 text = f"mcp_servers: {self.title} takes no server of transport '{server.transport}' ({server.name})"
                 problems.append(f"{text}; it takes: {known}")
+        problems += misnamed(self.spec.mcp_servers, self.mcp_names, self.title)
         if self.spec.skills_path and not self.takes_skills:
             problems.append(f"skills_path: {self.title} has no skills; leave it out")
         if problems:
             raise InvalidTask("agent", problems)
-
-
-def mcp_entry(server: McpServerSpec) -> dict[str, Any]:
-    """An MCP server as most programs' JSON has it: command and args, or type (`sse`, `http`) and url."""
-    if server.transport == "stdio":
-        return {"command": server.command, "args": list(server.args)}
-    return {"type": "sse" if server.transport == "sse" else "http", "url": server.url}
 
 
 async def _copied(runtime: Runtime, source: str, target: str) -> None:
