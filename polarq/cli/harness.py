@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -153,16 +153,29 @@ def _checked(
         told = told.model_copy(update={"agent": {**told.agent, "settings": settings}})
     runtime = {"backend": backend, **({"image": image} if image else {})}
     for one in spoken:
-        try:
-            with bench.Bench(told, one, runtime, cache=cache or bench.default_cache(), held=interrupts.held) as here:
-                suite = checks.Suite(here)
-                for finding in suite.run(wanted):
-                    yield table.told(finding, harness=name, dialect=one, backend=backend)
-                if not suite.runs:
-                    return
-        except PartDidNotStart as exc:  # whose log is gone with its folder
-            complain(str(exc.args[0]), exc.last_lines)
-            raise typer.Exit(ExitCode.FAILED) from None
+        with ExitStack() as undo:
+            try:
+                here = undo.enter_context(
+                    bench.Bench(
+                        told,
+                        one,
+                        runtime,
+                        cache=cache or bench.default_cache(),
+                        held=interrupts.held,
+                        waits=lambda folder: complain(f"waiting for another check, which has {folder}"),
+                    )
+                )
+            except PartDidNotStart as exc:  # whose log is gone with its folder
+                complain(str(exc.args[0]), exc.last_lines)
+                raise typer.Exit(ExitCode.FAILED) from None
+            except OSError as exc:  # no room, or no permission
+                where = f"{exc.filename}: " if exc.filename else ""
+                raise Unusable(f"nothing can be checked here: {where}{exc.strerror or exc}") from None
+            suite = checks.Suite(here)
+            for finding in suite.run(wanted):
+                yield table.told(finding, harness=name, dialect=one, backend=backend)
+            if not suite.runs:
+                return
 
 
 def _preset(name: str) -> Any:

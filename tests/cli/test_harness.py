@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from polarq.cli.main import main
 from polarq.registry import names
 from polarq.testing.conformance import table
+from polarq.testing.conformance.bench import alone_in
 
 from ..runtimes.local_here import needs_bubblewrap
 
@@ -108,3 +110,29 @@ def test_a_release_that_cannot_be_installed_is_one_line_and_no_other_check_is_tr
         " in a version of at least 9.9.9"
     )
     assert summary == "swe_agent 9.9.9: 1 check, 1 broken"
+
+
+@pytest.mark.parametrize("cache", ["/proc/polarq", "FILE/below"])
+def test_a_folder_that_cannot_be_made_for_what_is_installed_is_one_line(
+    cache: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polarq.bubblewrap.why_not", lambda: "")
+    (tmp_path / "file").touch()
+    folder = cache.replace("FILE", str(tmp_path / "file"))
+    assert main(["harness", "check", "codex", "--cache", folder]) == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"polarq: nothing can be checked here: {folder.removesuffix('/below')}")
+
+
+def test_who_checks_what_another_one_checks_is_told_that_he_waits(tmp_path: Path) -> None:
+    told: list[Path] = []
+    taken = ExitStack()
+
+    def waits(state: Path) -> None:
+        told.append(state)
+        taken.close()
+
+    with taken:
+        taken.enter_context(alone_in(tmp_path / "local-codex", waits))
+        with alone_in(tmp_path / "local-codex", waits):
+            assert told == [tmp_path / "local-codex"]
