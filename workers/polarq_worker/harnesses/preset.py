@@ -27,7 +27,7 @@ from polarq.contracts.base import Contract
 from polarq.contracts.rollout import HarnessReport, StepReport
 from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.specs import SAMPLING_PARAMETERS, AgentSpec, McpServerSpec, PrepareAction
-from polarq.errors import HarnessFault, InvalidTask
+from polarq.errors import HarnessFault, InvalidTask, UnknownPlugin
 from polarq_worker.harnesses.base import Harness, HarnessContext, HarnessStep
 from polarq_worker.harnesses.mcp import literal, misnamed
 from polarq_worker.harnesses.programs.program import Installed, Program, home_of, installed
@@ -93,6 +93,8 @@ class Preset(Harness):
 
     def __init__(self, spec: AgentSpec) -> None:
         super().__init__(spec)
+        if unsaid := self.unsaid():
+            raise UnknownPlugin(f"harness class {type(self).__name__} does not say {', '.join(unsaid)}")
         self.settings = self._settings(spec)
         self.version = self.program.versions.chosen(
             self.settings.version, untested=self.settings.untested_version, what=self.title
@@ -102,6 +104,11 @@ class Preset(Harness):
         self._check()
 
     # --- what a preset says of its program
+
+    @classmethod
+    def unsaid(cls) -> list[str]:
+        """What the class lacks that each has to say."""
+        return [name for name in ("name", "title", "program", "dialects") if not hasattr(cls, name)]
 
     def command(self, context: HarnessContext) -> Sequence[str]:
         """Its arguments, without itself. What may be long (the instruction) comes by `stdin` or a file."""
