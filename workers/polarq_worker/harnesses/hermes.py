@@ -55,7 +55,7 @@ RUN = """\
 import sys
 from pathlib import Path
 
-sys.argv = ["hermes", "--oneshot=" + Path(sys.argv[1]).read_text("utf-8"), *sys.argv[2:]]
+sys.argv = ["hermes", "--oneshot=" + Path(sys.argv[1]).read_bytes().decode(), *sys.argv[2:]]
 from hermes_cli.main import main
 
 sys.exit(main())
