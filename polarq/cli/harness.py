@@ -191,7 +191,8 @@ def _listed(name: str) -> dict[str, Any]:
 
 def _class(name: str) -> Any:
     found: Any = plugin("harnesses", name)
-    if unsaid := getattr(found, "unsaid", list)():
+    unsaid: list[str] = getattr(found, "unsaid", list)()
+    if unsaid:
         raise InvalidInput(f"harness '{name}'", [f"its class {found.__name__} does not say {', '.join(unsaid)}"])
     return found
 
