@@ -71,6 +71,11 @@ def qwen_code(text: str, env: Env) -> str:
     return parts.sub(lambda found: env.get(found[1] or found[2], found[0]), text)
 
 
+def openhands(text: str, env: Env) -> str:
+    parts = re.compile(r"\$\{([a-zA-Z_][a-zA-Z0-9_]*)(?::-([^}]*))?\}")
+    return parts.sub(lambda found: _or_default(found, found[1], found[2], env=env), text)
+
+
 def unreplaced(text: str, env: Env) -> str:
     return text
 
@@ -79,6 +84,7 @@ READ: dict[str, tuple[str, Callable[[str, Env], str]]] = {
     "claude_code": ("mcp.json", claude_code),
     "gemini_cli": (".gemini/settings.json", gemini_cli),
     "qwen_code": ("settings.json", qwen_code),
+    "openhands_sdk": ("settings.json", openhands),
     "pi": ("mcp.json", unreplaced),
 }
 WORDS = ["A$HOME B", "${HOME}", "${HOME:-x}", "$$HOME", "$${HOME}", "^x$", "$", "${", "$OPENAI_API_KEY", "${A}${HOME}"]
@@ -91,7 +97,8 @@ def test_an_argument_of_an_mcp_server_is_no_variable(name: str, make_context: Ma
     spec = {"harness": name, "mcp_servers": [server, far]}
     preset, context = made(name, mcp_servers=[server, far]), make_context(agent=spec)
     file, read = READ[name]
-    written = json.loads(preset.files(context)[f"{preset.folder(context.layout)}/{file}"])["mcpServers"]
+    config = json.loads(preset.files(context)[f"{preset.folder(context.layout)}/{file}"])
+    written = config.get("mcpServers") or config["mcp_servers"]
     env = {"HOME": "/polar/home", "OPENAI_API_KEY": "secret", **preset.environment(context)}
     assert [read(word, env) for word in written["files"]["args"]] == WORDS
     assert read(written["files"]["command"], env) == "$HOME/files"
@@ -100,7 +107,7 @@ def test_an_argument_of_an_mcp_server_is_no_variable(name: str, make_context: Ma
 
 @given(st.text("$ {}:-aHOME_", max_size=12))
 def test_any_text_is_read_as_it_is(text: str) -> None:
-    for name in ("claude_code", "gemini_cli", "qwen_code"):
+    for name in ("claude_code", "gemini_cli", "qwen_code", "openhands_sdk"):
         written = made(name).literal(text)
         assert READ[name][1](written, {"HOME": "/polar/home", "HOM": "x", "a": "y", "POLARQ_DOLLAR": "$"}) == text
 

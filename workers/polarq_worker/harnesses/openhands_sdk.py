@@ -96,6 +96,10 @@ class OpenHandsSdkHarness(Preset):
             **LITELLM,
         }
 
+    def literal(self, text: str) -> str:
+        # What it does not find it replaces by the default: a dollar sign.
+        return text.replace("${", "${POLARQ_DOLLAR:-$}{")
+
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         driver = files("polarq_worker.harnesses.programs").joinpath(_DRIVER).read_bytes()
         return {
