@@ -76,6 +76,12 @@ def openhands(text: str, env: Env) -> str:
     return parts.sub(lambda found: _or_default(found, found[1], found[2], env=env), text)
 
 
+def openclaw(text: str, env: Env) -> str:
+    """Raises `KeyError` for a variable that there is not, as the program does not start then."""
+    parts = re.compile(r"\$(\$?)\{([A-Z_][A-Z0-9_]*)\}")
+    return parts.sub(lambda found: f"${{{found[2]}}}" if found[1] else env[found[2]], text)
+
+
 def unreplaced(text: str, env: Env) -> str:
     return text
 
@@ -84,6 +90,7 @@ READ: dict[str, tuple[str, Callable[[str, Env], str]]] = {
     "claude_code": ("mcp.json", claude_code),
     "gemini_cli": (".gemini/settings.json", gemini_cli),
     "qwen_code": ("settings.json", qwen_code),
+    "openclaw": ("openclaw.json", openclaw),
     "openhands_sdk": ("settings.json", openhands),
     "pi": ("mcp.json", unreplaced),
 }
@@ -98,7 +105,7 @@ def test_an_argument_of_an_mcp_server_is_no_variable(name: str, make_context: Ma
     preset, context = made(name, mcp_servers=[server, far]), make_context(agent=spec)
     file, read = READ[name]
     config = json.loads(preset.files(context)[f"{preset.folder(context.layout)}/{file}"])
-    written = config.get("mcpServers") or config["mcp_servers"]
+    written = config.get("mcpServers") or config.get("mcp_servers") or config["mcp"]["servers"]
     env = {"HOME": "/polar/home", "OPENAI_API_KEY": "secret", **preset.environment(context)}
     assert [read(word, env) for word in written["files"]["args"]] == WORDS
     assert read(written["files"]["command"], env) == "$HOME/files"
@@ -107,7 +114,7 @@ def test_an_argument_of_an_mcp_server_is_no_variable(name: str, make_context: Ma
 
 @given(st.text("$ {}:-aHOME_", max_size=12))
 def test_any_text_is_read_as_it_is(text: str) -> None:
-    for name in ("claude_code", "gemini_cli", "qwen_code", "openhands_sdk"):
+    for name in ("claude_code", "gemini_cli", "qwen_code", "openhands_sdk", "openclaw"):
         written = made(name).literal(text)
         assert READ[name][1](written, {"HOME": "/polar/home", "HOM": "x", "a": "y", "POLARQ_DOLLAR": "$"}) == text
 
