@@ -90,6 +90,14 @@ def test_a_server_has_no_name_of_a_toolset_of_its_own() -> None:
     assert len(caught.value.problems) == 1
 
 
+def test_a_server_is_told_nothing_that_would_be_a_variable() -> None:
+    with pytest.raises(InvalidTask) as caught:
+        hermes(mcp_servers=[{"name": "a", "command": "x", "args": ["${HOME}"]}, {"name": "b", "command": "$HOME/x"}])
+    assert caught.value.problems == (
+        "mcp_servers: '${' in a text of 'a': Hermes Agent puts a variable in there; have a script say it",
+    )
+
+
 def test_its_instruction_may_be_longer_than_an_argument_and_no_module_of_a_repository_is_its_own(
     tmp_path: Path, make_context: MakeContext
 ) -> None:

@@ -106,6 +106,12 @@ class HermesHarness(Preset):
         if taken:
             text = f"mcp_servers: '{{}}' is a toolset of {self.title}'s own, which wins; give the server another name"
             raise InvalidTask("agent", [text.format(name) for name in taken])
+        replaced = [server.name for server in self.spec.mcp_servers if "${" in "\0".join(_texts(server))]
+        if replaced:
+            text = (
+                f"mcp_servers: '${{{{' in a text of '{{}}': {self.title} puts a variable in there; have a script say it"
+            )
+            raise InvalidTask("agent", [text.format(name) for name in replaced])
         said = [name for name in SAMPLING if getattr(self.settings, name) is not None]
         if said and self.dialect == "anthropic_messages":
             text = f"{{}}: {self.title} cannot be told over anthropic_messages; set it in the task's model.sampling"
@@ -178,3 +184,7 @@ def _mcp(server: McpServerSpec) -> dict[str, Any]:
     if server.transport == "stdio":
         return {"command": server.command, "args": list(server.args)}
     return {"url": server.url, **({"transport": "sse"} if server.transport == "sse" else {})}
+
+
+def _texts(server: McpServerSpec) -> list[str]:
+    return [server.command or "", server.url or "", *server.args]
