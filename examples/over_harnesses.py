@@ -24,10 +24,15 @@ def over(
 ) -> dict[str, TaskResult]:
     """The task's results by harness; `settings` are more of `agent.settings` for some of them."""
     plain = task.model_dump(mode="json", exclude={"task_id"})
-    submitted = {}
-    for harness in harnesses:
-        agent = {"harness": harness, "settings": dict((settings or {}).get(harness, {}))}
-        submitted[harness] = client.submit({**plain, "agent": agent}).task_id
+    submitted: dict[str, str] = {}
+    try:
+        for harness in dict.fromkeys(harnesses):
+            agent = {"harness": harness, "settings": dict((settings or {}).get(harness, {}))}
+            submitted[harness] = client.submit({**plain, "agent": agent}).task_id
+    except PolarqError:  # nobody would wait for the others
+        for task_id in submitted.values():
+            client.cancel(task_id)
+        raise
     return {harness: client.wait(task_id) for harness, task_id in submitted.items()}
 
 

@@ -62,7 +62,7 @@ def imported(path: str, allowed_modules: Sequence[str]) -> type[Any]:
         value = getattr(importlib.import_module(module), attribute)
     except AttributeError:
         raise UnknownPlugin(f"{what}: module '{module}' has no '{attribute}'") from None
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         raise UnknownPlugin(f"{what} cannot be loaded: {_one_line(exc)}") from exc
     return _checked(what, value)
 
@@ -81,7 +81,7 @@ def _class(what: str, entry: EntryPoint) -> type[Any]:
         value = entry.load()
     except ModuleNotFoundError as exc:
         raise UnknownPlugin(f"{what} needs module '{exc.name}', which is not installed on this node") from exc
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:  # a script that was named by mistake ends its process
         raise UnknownPlugin(f"{what} ({entry.value}) cannot be loaded: {_one_line(exc)}") from exc
     return _checked(what, value)
 
@@ -92,5 +92,5 @@ def _checked(what: str, value: Any) -> type[Any]:
     return value
 
 
-def _one_line(exc: Exception) -> str:
+def _one_line(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {' '.join(str(exc).split())}"

@@ -68,6 +68,15 @@ def test_a_plugin_that_breaks_on_import_is_one_line(site: Path) -> None:
         plugin("runtimes", "number")
 
 
+def test_a_script_that_is_named_as_a_plugin_does_not_end_its_process(site: Path) -> None:
+    (site / "script.py").write_text("raise SystemExit(3)\n")
+    install(site, "script", "script = script:Runtime")
+    with pytest.raises(UnknownPlugin, match="cannot be loaded: SystemExit: 3"):
+        plugin("runtimes", "script")
+    with pytest.raises(UnknownPlugin, match="cannot be loaded: SystemExit: 3"):
+        imported("script:Runtime", ["script"])
+
+
 @pytest.mark.parametrize("path", ["pathlib:Path", "pathlib.Path"])
 def test_an_import_path_is_followed_where_the_module_is_allowed(path: str) -> None:
     assert imported(path, ["pathlib"]) is Path

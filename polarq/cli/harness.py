@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ from polarq.cli.interrupts import Interrupts
 from polarq.cli.options import Json
 from polarq.cli.outcome import ExitCode, Unusable, command, complain
 from polarq.cli.terminal import Column, Screen, print_json, print_table, shown
-from polarq.errors import InvalidInput
+from polarq.errors import InvalidInput, PolarqError
 from polarq.registry import names, plugin
 
 harness = typer.Typer(help="The agent programs that tasks can run: list, show, check.", no_args_is_help=False)
@@ -33,15 +33,19 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A harness, as `polarq
 @harness.command("list")
 @command
 def list_(as_json: Json = False) -> ExitCode:
-    """List the installed harnesses."""
-    found = [_told(name) for name in names("harnesses")]
+    """List the installed harnesses. One that cannot be loaded is listed with the reason, and is exit code 1."""
+    found = [_listed(name) for name in names("harnesses")]
+    broken = ExitCode.FAILED if any("problem" in one for one in found) else ExitCode.OK
     if as_json:
         print_json({"harnesses": found})
-        return ExitCode.OK
+        return broken
     screen = Screen()
     print_table(screen, COLUMNS, [[Text(shown(one[column.name] or "-")) for column in COLUMNS] for one in found])
     screen.say("'polarq harness show NAME' says which APIs one speaks, and what a task can tell it.")
-    return ExitCode.OK
+    for one in found:
+        if "problem" in one:
+            complain(one["problem"])
+    return broken
 
 
 @harness.command()
@@ -153,20 +157,48 @@ def _checked(
         told = told.model_copy(update={"agent": {**told.agent, "settings": settings}})
     runtime = {"backend": backend, **({"image": image} if image else {})}
     for one in spoken:
-        try:
-            with bench.Bench(told, one, runtime, cache=cache or bench.default_cache(), held=interrupts.held) as here:
-                suite = checks.Suite(here)
-                for finding in suite.run(wanted):
-                    yield table.told(finding, harness=name, dialect=one, backend=backend)
-                if not suite.runs:
-                    return
-        except PartDidNotStart as exc:  # whose log is gone with its folder
-            complain(str(exc.args[0]), exc.last_lines)
-            raise typer.Exit(ExitCode.FAILED) from None
+        with ExitStack() as undo:
+            try:
+                here = undo.enter_context(
+                    bench.Bench(
+                        told,
+                        one,
+                        runtime,
+                        cache=cache or bench.default_cache(),
+                        held=interrupts.held,
+                        waits=lambda folder: complain(f"waiting for another check, which has {folder}"),
+                    )
+                )
+            except PartDidNotStart as exc:  # whose log is gone with its folder
+                complain(str(exc.args[0]), exc.last_lines)
+                raise typer.Exit(ExitCode.FAILED) from None
+            except OSError as exc:  # no room, or no permission
+                where = f"{exc.filename}: " if exc.filename else ""
+                raise Unusable(f"nothing can be checked here: {where}{exc.strerror or exc}") from None
+            suite = checks.Suite(here)
+            for finding in suite.run(wanted):
+                yield table.told(finding, harness=name, dialect=one, backend=backend)
+            if not suite.runs:
+                return
+
+
+def _listed(name: str) -> dict[str, Any]:
+    try:
+        return _told(name)
+    except PolarqError as exc:
+        return {"harness": name, "program": "cannot be used", "version": "", "supported": "", "problem": str(exc)}
+
+
+def _class(name: str) -> Any:
+    found: Any = plugin("harnesses", name)
+    unsaid: list[str] = getattr(found, "unsaid", list)()
+    if unsaid:
+        raise InvalidInput(f"harness '{name}'", [f"its class {found.__name__} does not say {', '.join(unsaid)}"])
+    return found
 
 
 def _preset(name: str) -> Any:
-    found = plugin("harnesses", name)
+    found = _class(name)
     if not hasattr(found, "program"):
         raise InvalidInput(f"harness '{name}'", ["it runs whatever its task says: there is no program to check"])
     return found
@@ -174,7 +206,7 @@ def _preset(name: str) -> Any:
 
 def _told(name: str, *, whole: bool = False) -> dict[str, Any]:
     """What a class says of itself: of a preset, its program; of any other, its text."""
-    found = plugin("harnesses", name)
+    found = _class(name)
     if not hasattr(found, "program"):
         module = inspect.getmodule(found)
         text = " ".join(((module and module.__doc__) or found.__doc__ or "").split())

@@ -8,12 +8,13 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError, to_json
 
 from polarq.errors import InvalidInput, InvalidTask
 
@@ -30,6 +31,18 @@ def check_id(what: str, value: str) -> str:
         shown = f"{value[:60]}..." if len(value) > 60 else value
         raise InvalidInput(what, [f"'{shown}' is no id: letters, digits, '.', '_' and '-', at most 128, no blanks"])
     return value
+
+
+def _writable(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(json.loads(to_json(value, inf_nan_mode="constants")), allow_nan=False)
+    except ValueError as exc:
+        raise ValueError(f"cannot be written as JSON: {exc}") from None
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_writable)]
+"""An object of somebody else's making. What JSON cannot hold is refused: on the wire a NaN would become null."""
 
 
 class Contract(BaseModel):

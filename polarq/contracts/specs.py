@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from polarq.contracts.base import ID_PATTERN, Contract
+from polarq.contracts.base import ID_PATTERN, Contract, JsonObject
 from polarq.contracts.texts import check_texts
 from polarq.hosts import AllowedHost
 
@@ -303,14 +303,14 @@ class BuilderSpec(Contract):
     """How completions become a trajectory."""
 
     strategy: Name = "per_request"
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
 
 
 class EvaluatorSpec(Contract):
     """How a rollout is scored."""
 
     strategy: str = Field(min_length=1)
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
     env: Env = {}
     refresh_runtime: bool = False
     """Grade in a fresh sandbox that saw none of the agent's processes."""

@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 
 import yaml
 from pydantic import Field, StringConstraints, field_validator, model_validator
-from pydantic_core import to_json
 
 from polarq.contracts.artifacts import ArtifactSpec
-from polarq.contracts.base import ID_PATTERN, Contract
+from polarq.contracts.base import ID_PATTERN, Contract, JsonObject
 from polarq.contracts.endings import Ending, EndingRule, checked_rules
 from polarq.contracts.evaluators import HOST_FOLDERS, check_evaluator
 from polarq.contracts.require import Require
@@ -75,7 +74,7 @@ class Task(Contract):
     builder: BuilderSpec = BuilderSpec()
     evaluator: EvaluatorSpec | None = None
     callback_url: str | None = None
-    metadata: dict[str, Any] = {}
+    metadata: JsonObject = {}
     dispatch_priority: int = Field(0, ge=0, le=100)
     """Higher goes first among what has not started; nothing that runs is interrupted."""
     early_stop_min_usable_sessions: int | None = Field(None, ge=1)
@@ -110,15 +109,6 @@ class Task(Contract):
             value.encode("utf-8")
         except UnicodeEncodeError as exc:
             raise ValueError(f"is not valid Unicode text (lone surrogate at {exc.start})") from None
-        return value
-
-    @field_validator("metadata")
-    @classmethod
-    def _metadata_is_json(cls, value: dict[str, Any]) -> dict[str, Any]:
-        try:
-            json.dumps(json.loads(to_json(value, inf_nan_mode="constants")), allow_nan=False)
-        except ValueError as exc:
-            raise ValueError(f"cannot be written as JSON: {exc}") from None
         return value
 
     @field_validator("callback_url")

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import ExitStack
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from polarq import registry
 from polarq.cli.main import main
+from polarq.contracts.specs import AgentSpec
+from polarq.errors import UnknownPlugin
 from polarq.registry import names
 from polarq.testing.conformance import table
+from polarq.testing.conformance.bench import alone_in
+from polarq_worker.harnesses.codex import CodexHarness
+from polarq_worker.harnesses.preset import Preset
 
 from ..runtimes.local_here import needs_bubblewrap
 
@@ -110,3 +119,98 @@ def test_a_release_that_cannot_be_installed_is_one_line_and_no_other_check_is_tr
         " in a version of at least 9.9.9"
     )
     assert summary == "swe_agent 9.9.9: 1 check, 1 broken"
+
+
+@pytest.mark.parametrize("cache", ["/proc/polarq", "FILE/below"])
+def test_a_folder_that_cannot_be_made_for_what_is_installed_is_one_line(
+    cache: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polarq.bubblewrap.why_not", lambda: "")
+    (tmp_path / "file").touch()
+    folder = cache.replace("FILE", str(tmp_path / "file"))
+    assert main(["harness", "check", "codex", "--cache", folder]) == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"polarq: nothing can be checked here: {folder.removesuffix('/below')}")
+
+
+def test_who_checks_what_another_one_checks_is_told_that_he_waits(tmp_path: Path) -> None:
+    told: list[Path] = []
+    taken = ExitStack()
+
+    def waits(state: Path) -> None:
+        told.append(state)
+        taken.close()
+
+    with taken:
+        taken.enter_context(alone_in(tmp_path / "local-codex", waits))
+        with alone_in(tmp_path / "local-codex", waits):
+            assert told == [tmp_path / "local-codex"]
+
+
+def given(monkeypatch: pytest.MonkeyPatch, **plugins: str) -> None:
+    """Installs harnesses beside those of polarq, by name and `module:Class`."""
+    more = [EntryPoint(name, value, "polarq.harnesses") for name, value in plugins.items()]
+    ours = list(entry_points(group="polarq.harnesses"))
+    monkeypatch.setattr("polarq.registry.entry_points", lambda group: [*ours, *more])
+    # The registry looks once: its answer is kept beside, and not instead.
+    monkeypatch.setattr("polarq.registry._installed", registry._installed.__wrapped__)
+
+
+class Untold(Preset):
+    """A preset that was begun."""
+
+    name: ClassVar[str] = "untold"
+    dialects: ClassVar[tuple[str, ...]] = ("openai_chat",)
+
+
+class Elsewhere(CodexHarness):
+    """Whose scenario file is no file."""
+
+    conformance: ClassVar[Path | None] = Path(__file__).parent
+
+
+def test_a_harness_that_cannot_be_used_is_listed_with_the_reason_and_hides_no_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given(monkeypatch, untold=f"{__name__}:Untold", gone="no_such_module:Harness")
+    assert main(["harness", "list"]) == 1
+    said = capsys.readouterr()
+    rows = {line.split()[0]: line for line in said.out.splitlines() if line}
+    assert "cannot be used" in rows["untold"]
+    assert "cannot be used" in rows["gone"]
+    assert "Codex CLI" in rows["codex"]
+    assert "polarq: harness 'untold': its class Untold does not say title, program\n" in said.err
+    assert "polarq: harness 'gone' needs module 'no_such_module', which is not installed on this node\n" in said.err
+    assert main(["harness", "list", "--json"]) == 1
+    listed = {one["harness"]: one for one in json.loads(capsys.readouterr().out)["harnesses"]}
+    assert listed["untold"]["problem"] == "harness 'untold': its class Untold does not say title, program"
+    assert "problem" not in listed["codex"]
+
+
+@pytest.mark.parametrize("word", ["show", "check"])
+def test_a_class_that_does_not_say_all_of_itself_is_one_line(
+    word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given(monkeypatch, untold=f"{__name__}:Untold")
+    assert main(["harness", word, "untold"]) == 2
+    assert capsys.readouterr().err == "polarq: harness 'untold': its class Untold does not say title, program\n"
+    with pytest.raises(UnknownPlugin, match="class Untold does not say title, program"):
+        Untold(AgentSpec(harness="untold"))
+
+
+def test_a_scenario_file_that_cannot_be_read_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("polarq.bubblewrap.why_not", lambda: "")
+    given(monkeypatch, elsewhere=f"{__name__}:Elsewhere")
+    (tmp_path / "latin").write_bytes(b"\xff")
+    (tmp_path / "list").write_text("[]", "utf-8")
+    for file, problem in (
+        (tmp_path, f"{tmp_path} cannot be read: Is a directory"),
+        (tmp_path / "no", f"there is no file {tmp_path / 'no'}; is it in the package's data?"),
+        (tmp_path / "latin", f"{tmp_path / 'latin'} is not UTF-8 text (byte 0)"),
+        (tmp_path / "list", "it has to be a mapping"),
+    ):
+        monkeypatch.setattr(Elsewhere, "conformance", file)
+        assert main(["harness", "check", "elsewhere"]) == 2
+        assert capsys.readouterr().err == f"polarq: conformance scenario of harness 'elsewhere': {problem}\n"

@@ -106,6 +106,20 @@ def test_the_older_lines_name_for_samples_is_understood() -> None:
         ({"metadata": {"agent_timeout": True}}, "'metadata.agent_timeout' must be a positive finite number"),
         ({"metadata": {"x": ["a\ud800"]}}, "metadata: cannot be written as JSON: "),
         ({"metadata": {"x": object()}}, "metadata: cannot be written as JSON: "),
+        (
+            {"agent": {"harness": "pi", "settings": {"config": {"a": [float("nan")]}}}},
+            "agent: settings.config.a.0: cannot be written as JSON: nan",
+        ),
+        (
+            {"agent": {"harness": "pi", "settings": {"config": {"a": object()}}}},
+            "agent: settings.config.a: cannot be written as JSON: Unable to serialize unknown type",
+        ),
+        (
+            {"agent": {"harness": "pi", "settings": {"config": {"a": b"\xff"}}}},
+            "agent: settings.config.a: cannot be written as JSON: ",
+        ),
+        ({"builder": {"config": {"a": float("inf")}}}, "builder.config: cannot be written as JSON: "),
+        ({"evaluator": {"strategy": "x", "config": {"a": object()}}}, "evaluator.config: cannot be written as JSON: "),
         ({"callback_url": "ftp://x/"}, "callback_url: must be an http or https address"),
         ({"callback_url": "http://a:b@x/"}, "callback_url: must not hold a user name or password"),
         ({"placement": {"policy": "pinned"}}, "placement: 'node_id' goes with policy 'pinned'"),

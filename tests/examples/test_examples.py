@@ -11,13 +11,18 @@ import pytest
 
 from examples.count_stars.draw import picture
 from examples.over_harnesses import over, row, troubles
+from polarq.client import Client
 from polarq.contracts.rollout import Boundary, Outcome, RolloutState, TaskCounts, TaskResult, TaskState
 from polarq.contracts.task import Task
+from polarq.errors import InvalidTask
+from polarq.ledger.keys import Keys
+from polarq.settings import Settings
 from polarq.testing.conformance.scenario import load, shipped
 from polarq.testing.inference import Script, ToolCall, Turn
 from polarq.testing.inference.images import IMAGE_TOKENS
 from polarq.testing.inference.scenario import load_scenario
 from polarq.testing.inference.tokenizer import load_tokenizer
+from polarq.topology import Topology
 from polarq.trainers.rows import rows
 
 from ..export.samples import result
@@ -77,6 +82,15 @@ def test_over_harnesses_prints_rewards_and_why_there_is_none() -> None:
     )
     assert row("codex", found) == "codex            0 (ok), no reward (model_failed)"
     assert troubles(found) == ["  t.1: it broke off"]
+
+
+def test_a_harness_that_is_refused_leaves_no_task_of_the_others(tmp_path: Path, keys: Keys, redis_url: str) -> None:
+    settings = Settings.from_env({"POLARQ_REDIS_URL": redis_url, "POLARQ_STATE_DIR": str(tmp_path)})
+    task = Task.load(EXAMPLES / "calculator" / "task.yaml")
+    with Client(Topology.parse({"redis": {"prefix": keys.prefix}}), settings) as client:
+        with pytest.raises(InvalidTask, match="harness 'shell' needs 'custom_shell'"):
+            over(client, task, ["codex", "codex", "mini_swe_agent", "shell"])
+        assert [run.active for run in client.runs()] == [False]
 
 
 # --- with the programs

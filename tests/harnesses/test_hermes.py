@@ -19,6 +19,8 @@ from polarq_worker.harnesses.preset import SERVERS_S
 from polarq_worker.runtimes.local import LocalRuntime
 from tests.harnesses.conftest import MakeContext
 
+ENDS = "x\r\ny\r\n"
+
 
 def hermes(**fields: Any) -> HermesHarness:
     return HermesHarness(AgentSpec.parse({"harness": "hermes", **fields}))
@@ -88,18 +90,26 @@ def test_a_server_has_no_name_of_a_toolset_of_its_own() -> None:
     assert len(caught.value.problems) == 1
 
 
+def test_a_server_is_told_nothing_that_would_be_a_variable() -> None:
+    with pytest.raises(InvalidTask) as caught:
+        hermes(mcp_servers=[{"name": "a", "command": "x", "args": ["${HOME}"]}, {"name": "b", "command": "$HOME/x"}])
+    assert caught.value.problems == (
+        "mcp_servers: '${' in a text of 'a': Hermes Agent puts a variable in there; have a script say it",
+    )
+
+
 def test_its_instruction_may_be_longer_than_an_argument_and_no_module_of_a_repository_is_its_own(
     tmp_path: Path, make_context: MakeContext
 ) -> None:
     """Linux takes 128 KiB an argument; the stand-in has the entry point that the program has."""
     (tmp_path / "site/hermes_cli").mkdir(parents=True)
     (tmp_path / "site/hermes_cli/main.py").write_text(
-        "import sys\n\ndef main():\n    print(len(sys.argv[1]), sys.argv[2:])\n"
+        "import sys\n\ndef main():\n    print(len(sys.argv[1]), repr(sys.argv[1][-6:]), sys.argv[2:])\n"
     )
     (tmp_path / "repo").mkdir()
     for name in ("hermes_cli", "pathlib"):
         (tmp_path / f"repo/{name}.py").write_text("raise SystemExit('a module of the repository')\n")
-    (tmp_path / "instruction.txt").write_text("--é" * 100_000, encoding="utf-8")
+    (tmp_path / "instruction.txt").write_bytes(("--é" * 100_000 + ENDS).encode())
     context = replace(make_context(), instruction_path=str(tmp_path / "instruction.txt"))
     command = [sys.executable, *hermes().command(context)]
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
@@ -107,7 +117,8 @@ def test_its_instruction_may_be_longer_than_an_argument_and_no_module_of_a_repos
         command, cwd=tmp_path / "repo", env=env, capture_output=True, text=True, check=False, timeout=60
     )
     usage = f"{hermes().folder(context.layout)}/usage.json"
-    assert said.stdout == f"{len('--oneshot=') + 300_000} ['--usage-file', '{usage}']\n", said.stderr
+    read = f"{len('--oneshot=') + 300_006} {ENDS!r}"
+    assert said.stdout == f"{read} ['--usage-file', '{usage}']\n", said.stderr
 
 
 async def test_its_usage_file_is_its_word_on_how_it_went(runtime: LocalRuntime, make_context: MakeContext) -> None:

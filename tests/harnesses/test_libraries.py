@@ -94,7 +94,7 @@ async def test_a_function_gets_the_instruction_and_the_librarys_model(
 ) -> None:
     if module.startswith("/"):
         module = runtime.layout.session_dir + module.removeprefix("/polar/session")
-    words = "Zähle \U0001f9ea: 'drei' $HOME\n"
+    words = "Zähle \U0001f9ea: 'drei' $HOME\r\nfour\r"
     report = await run(runtime, make_context, f"{module}:both", words, dialect="anthropic_messages")
     assert report.ok, report
     result = report.metadata["result"]

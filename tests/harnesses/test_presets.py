@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from polarq.contracts.completion import Completion, CompletionLabel
 from polarq.contracts.rollout import Boundary, ExecKind, HarnessReport, StepReport
+from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.specs import AgentSpec
 from polarq.errors import HarnessFault, InvalidTask
 from polarq.registry import names, plugin
@@ -261,6 +262,34 @@ async def test_skills_are_copied_to_where_the_program_looks(
     missing = CodexHarness(AgentSpec.parse({**spec, "skills_path": "/no/such"}))
     with pytest.raises(HarnessFault, match=r"agent\.skills_path: '/no/such' is no folder in the sandbox"):
         await missing.setup(runtime, context)
+
+
+async def test_a_skill_that_is_a_link_comes_whole_and_a_folder_without_one_is_refused(
+    runtime: LocalRuntime, make_context: MakeContext, tmp_path: Path
+) -> None:
+    session = runtime.layout.session_dir
+    await runtime.put_bytes(b"# how", "/polar/session/shared/git/SKILL.md")
+    await runtime.put_bytes(b"npm\n1.2.3\n/x\n", "/polar/session/.polarq/programs/codex/installed")
+    links = "mkdir -p mine none && ln -s ../shared/git mine/git && mkdir gone && ln -s ../nowhere gone/git"
+    assert (await runtime.exec(links, cwd=session, timeout_s=30, category=ExecCategory.SETUP)).ok
+
+    async def set_up(folder: str) -> str:
+        spec = {"harness": "codex", "skills_path": f"{session}/{folder}"}
+        context = make_context(agent=spec)
+        preset = CodexHarness(AgentSpec.parse(spec))
+        await preset.setup(runtime, context)
+        return preset.skills_target(context)
+
+    target = await set_up("mine")
+    # The folder that it was a link to may be changed or go: this is a copy.
+    await runtime.get_file(f"{target}/git/SKILL.md", tmp_path / "got", 100)
+    assert (tmp_path / "got").read_bytes() == b"# how"
+    assert (await runtime.exec(["rm", "-r", target], timeout_s=30, category=ExecCategory.SETUP)).ok
+    for empty in ("none", "shared/git"):
+        with pytest.raises(HarnessFault, match=f"there is no skill in '{session}/{empty}': each is a folder with a"):
+            await set_up(empty)
+    with pytest.raises(HarnessFault, match=r"is no folder in the sandbox that can be copied .*cannot stat .*git"):
+        await set_up("gone")
 
 
 # --- the end

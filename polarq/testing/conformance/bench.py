@@ -44,12 +44,16 @@ def default_cache() -> Path:
 
 
 @contextmanager
-def alone_in(state: Path) -> Iterator[None]:
+def alone_in(state: Path, waits: Callable[[Path], None] = lambda _: None) -> Iterator[None]:
     """Waits until nobody else has this folder of a worker's state: two workers of one node that do not know of each
-    other take each other's sandboxes for leftovers."""
+    other take each other's sandboxes for leftovers. `waits` is told that somebody has it."""
     state.mkdir(parents=True, exist_ok=True)
     with (state / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waits(state)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -73,7 +77,8 @@ class Ran:
 
 class Bench:
     """One program in one dialect and one backend. `runtime` is the sandbox's spec; `cache` a folder in which what was
-    installed is kept from one run to the next; `held` as `LocalStack` takes it."""
+    installed is kept from one run to the next; `held` as `LocalStack` takes it; `waits` is told that another bench has
+    that folder, before this one waits for it."""
 
     def __init__(
         self,
@@ -84,6 +89,7 @@ class Bench:
         cache: Path,
         node: Mapping[str, Any] | None = None,
         held: Callable[[], AbstractContextManager[None]] = nullcontext,
+        waits: Callable[[Path], None] = lambda _: None,
     ) -> None:
         self.scenario = scenario.of_dialect(dialect)
         self.dialect = dialect
@@ -93,6 +99,7 @@ class Bench:
         self._node = dict(node or {})
         self._state = cache / f"{self._runtime.get('backend', 'local')}-{scenario.harness}"
         self._held = held
+        self._waits = waits
         self._open: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -100,7 +107,7 @@ class Bench:
             with self._held():
                 home = Path(mkdtemp(prefix="polarq-conformance-"))
                 undo.callback(shutil.rmtree, home, ignore_errors=True)
-            undo.enter_context(alone_in(self._state))
+            undo.enter_context(alone_in(self._state, self._waits))
             self.stack = undo.enter_context(self._stack(home))
             self._web = undo.enter_context(Web())
             undo.callback(self._cancel_open)

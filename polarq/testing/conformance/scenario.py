@@ -31,7 +31,7 @@ from pydantic import Field, model_validator
 
 from polarq.contracts.base import Contract
 from polarq.contracts.completion import SideKind
-from polarq.errors import InvalidInput, PolarqError
+from polarq.errors import InvalidInput
 from polarq.testing.conformance.brought import SERVERS, SKILL, used
 from polarq.testing.inference.faults import CutAfterTokens, Fault, Hang, HttpStatus
 from polarq.testing.inference.scenario import Scenario, Script, Turn
@@ -191,19 +191,23 @@ def load(harness: str, own: Path | None = None) -> ProgramScenario:
     """The program's scenario: of the file `own`, else of the one that ships. Raises `InvalidInput`."""
     what = f"conformance scenario of harness '{harness}'"
     try:
-        text = own.read_text("utf-8") if own is not None else (_folder() / f"{harness}.yaml").read_text("utf-8")
-        return ProgramScenario.parse(_mapping(yaml.safe_load(text)), what=what, error=InvalidInput)
+        text = Path(own).read_text("utf-8") if own is not None else (_folder() / f"{harness}.yaml").read_text("utf-8")
+        return ProgramScenario.parse(_mapping(yaml.safe_load(text), what), what=what, error=InvalidInput)
     except FileNotFoundError:
         class_says = "write one, and name it in the class's `conformance` (docs/adding-a-harness.md)"
-        where = f"there is no file {own}" if own is not None else f"none ships; {class_says}"
-        raise InvalidInput(what, [where]) from None
+        missing = f"there is no file {own}; is it in the package's data?"
+        raise InvalidInput(what, [missing if own is not None else f"none ships; {class_says}"]) from None
+    except OSError as exc:
+        raise InvalidInput(what, [f"{own} cannot be read: {exc.strerror}"]) from None
+    except UnicodeDecodeError as exc:
+        raise InvalidInput(what, [f"{own} is not UTF-8 text (byte {exc.start})"]) from None
     except yaml.YAMLError as exc:
         raise InvalidInput(what, [f"cannot be parsed: {' '.join(str(exc).split())}"]) from None
 
 
-def _mapping(data: Any) -> Mapping[str, Any]:
+def _mapping(data: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
-        raise PolarqError("a scenario file is a mapping")
+        raise InvalidInput(what, ["it has to be a mapping"])
     return data
 
 

@@ -84,6 +84,7 @@ class AiderHarness(Preset):
     )
     dialects: ClassVar[tuple[str, ...]] = tuple(_PROVIDERS)
     settings_class: ClassVar[type[PresetSettings]] = AiderSettings
+    commands: ClassVar[str] = "/!"
     kept: ClassVar[tuple[str, ...]] = ("chat.md", "calls.txt")
     settings: AiderSettings
 
@@ -120,7 +121,7 @@ class AiderHarness(Preset):
             self._path(context, "held.env"): self._variables(context).encode(),
             self._path(context, "models.json"): as_json({self._model: self._metadata()}),
             self._path(context, "models.yml"): as_yaml([{"name": _ANY_MODEL, "extra_params": self._address(context)}]),
-            self._path(context, "message.txt"): _message(context.task.instruction).encode(),
+            self._path(context, "message.txt"): self.instruction(context).encode(),
         }
 
     def options(self, context: HarnessContext) -> dict[str, Any]:
@@ -207,8 +208,3 @@ def _flags(key: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{key}" if value else f"--no-{key}"]
     return [f"--{key}={one}" for one in (value if isinstance(value, list) else [value])]
-
-
-def _message(instruction: str) -> str:
-    """A text that begins with a slash or an exclamation mark would be one of its commands, or the shell's."""
-    return f"\n{instruction}" if instruction[:1] in {"/", "!"} else instruction

@@ -19,7 +19,8 @@ from polarq.contracts.rollout import HarnessReport, StepReport
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json
 from polarq_worker.harnesses.environment import held
-from polarq_worker.harnesses.preset import SERVERS_S, Preset, PresetSettings, mcp_entry
+from polarq_worker.harnesses.mcp import mcp_entry
+from polarq_worker.harnesses.preset import SERVERS_S, Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
 from polarq_worker.harnesses.results import last_words
@@ -73,6 +74,7 @@ class ClaudeCodeHarness(Preset):
     settings_class: ClassVar[type[PresetSettings]] = ClaudeCodeSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
     takes_skills: ClassVar[bool] = True
+    commands: ClassVar[str] = "/"
     turn_limit: ClassVar[str] = "max_turns"
     kept: ClassVar[tuple[str, ...]] = ("projects",)
     settings: ClaudeCodeSettings
@@ -95,7 +97,7 @@ class ClaudeCodeHarness(Preset):
         return ["-p", *fixed, *given]
 
     def stdin(self, context: HarnessContext) -> bytes:
-        return context.task.instruction.encode()
+        return self.instruction(context).encode()
 
     def environment(self, context: HarnessContext) -> Mapping[str, str]:
         wanted = self.settings
@@ -120,6 +122,10 @@ class ClaudeCodeHarness(Preset):
             **{name: str(value) for name, value in limits.items() if value is not None},
         }
 
+    def literal(self, text: str) -> str:
+        # What it does not find it replaces by the default: a dollar sign.
+        return text.replace("${", "${POLARQ_DOLLAR:-$}{")
+
     async def results(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> Mapping[str, Any]:
         """Its own verdict: `exit_status` (`success`, or what ended it) and turns."""
         said = await last_words(runtime, steps)
@@ -137,7 +143,9 @@ class ClaudeCodeHarness(Preset):
         if not self.spec.mcp_servers:
             return files
         # Else a server's tools are hidden behind a search, and the list of tools grows in the middle of the history.
-        servers: dict[str, Any] = {one.name: {**mcp_entry(one), "alwaysLoad": True} for one in self.spec.mcp_servers}
+        servers: dict[str, Any] = {
+            name: {**mcp_entry(server), "alwaysLoad": True} for name, server in self.servers.items()
+        }
         return {**files, self._mcp_path(context): as_json({"mcpServers": servers})}
 
     def _held(self, context: HarnessContext) -> dict[str, str]:

@@ -58,6 +58,7 @@ class CodexHarness(Preset):
     dialects: ClassVar[tuple[str, ...]] = ("openai_responses",)
     settings_class: ClassVar[type[PresetSettings]] = CodexSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "streamable-http"})
+    mcp_names: ClassVar[str] = r"[A-Za-z0-9_:@/.-]+"
     takes_skills: ClassVar[bool] = True
     kept: ClassVar[tuple[str, ...]] = ("sessions",)
     settings: CodexSettings
@@ -97,7 +98,7 @@ class CodexHarness(Preset):
             "web_search": "disabled",
             "analytics": {"enabled": False},
             "features": {"plugins": False, "apps": False},
-            "mcp_servers": {server.name: _mcp(server) for server in self.spec.mcp_servers},
+            "mcp_servers": {name: _mcp(server) for name, server in self.servers.items()},
         }
         return merged(wanted.config, given(own))
 

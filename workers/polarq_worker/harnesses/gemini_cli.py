@@ -56,6 +56,7 @@ class GeminiCliHarness(Preset):
     settings_class: ClassVar[type[PresetSettings]] = GeminiCliSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
     takes_skills: ClassVar[bool] = True
+    commands: ClassVar[str] = "/"
     turn_limit: ClassVar[str] = "max_turns"
     kept: ClassVar[tuple[str, ...]] = (".gemini/tmp",)
     settings: GeminiCliSettings
@@ -64,7 +65,7 @@ class GeminiCliHarness(Preset):
         return [f"--model={self.model}", "--yolo", "--skip-trust", "--output-format=stream-json"]
 
     def stdin(self, context: HarnessContext) -> bytes:
-        return context.task.instruction.encode()
+        return self.instruction(context).encode()
 
     def environment(self, context: HarnessContext) -> Mapping[str, str]:
         return {
@@ -79,6 +80,10 @@ class GeminiCliHarness(Preset):
 
     def skills_target(self, context: HarnessContext) -> str:
         return f"{self.folder(context.layout)}/.gemini/skills"
+
+    def literal(self, text: str) -> str:
+        # What it does not find it replaces by the default: a dollar sign.
+        return text.replace("$", "${POLARQ_DOLLAR:-$}")
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         return {self._settings_path(context): as_json(self.config())}
@@ -95,12 +100,12 @@ class GeminiCliHarness(Preset):
             "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
             "model": given(
                 {
-                    "name": self.model,
+                    "name": self.literal(self.model),
                     "maxSessionTurns": self.settings.max_turns,
                     "compressionThreshold": self.settings.compress_at,
                 }
             ),
-            "mcpServers": {server.name: _mcp(server) for server in self.spec.mcp_servers},
+            "mcpServers": {name: _mcp(server) for name, server in self.servers.items()},
         }
         return merged(self.settings.config, own)
 

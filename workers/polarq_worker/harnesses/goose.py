@@ -117,7 +117,7 @@ class GooseHarness(Preset):
         return given(provider)
 
     def config(self) -> dict[str, Any]:
-        servers = {server.name: _mcp(server) for server in self.spec.mcp_servers}
+        servers = {name: _mcp(server) for name, server in self.servers.items()}
         return {"extensions": {**self.settings.extensions, **servers}}
 
     def at_limit(self, report: HarnessReport, seen: CallsSeen) -> str:

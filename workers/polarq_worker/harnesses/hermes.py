@@ -55,7 +55,7 @@ RUN = """\
 import sys
 from pathlib import Path
 
-sys.argv = ["hermes", "--oneshot=" + Path(sys.argv[1]).read_text("utf-8"), *sys.argv[2:]]
+sys.argv = ["hermes", "--oneshot=" + Path(sys.argv[1]).read_bytes().decode(), *sys.argv[2:]]
 from hermes_cli.main import main
 
 sys.exit(main())
@@ -106,6 +106,12 @@ class HermesHarness(Preset):
         if taken:
             text = f"mcp_servers: '{{}}' is a toolset of {self.title}'s own, which wins; give the server another name"
             raise InvalidTask("agent", [text.format(name) for name in taken])
+        replaced = [server.name for server in self.spec.mcp_servers if "${" in "\0".join(_texts(server))]
+        if replaced:
+            text = (
+                f"mcp_servers: '${{{{' in a text of '{{}}': {self.title} puts a variable in there; have a script say it"
+            )
+            raise InvalidTask("agent", [text.format(name) for name in replaced])
         said = [name for name in SAMPLING if getattr(self.settings, name) is not None]
         if said and self.dialect == "anthropic_messages":
             text = f"{{}}: {self.title} cannot be told over anthropic_messages; set it in the task's model.sampling"
@@ -151,7 +157,7 @@ class HermesHarness(Preset):
             "security": {"allow_lazy_installs": False},
             "model_catalog": {"enabled": False},
             "auxiliary": {"title_generation": {"enabled": False}},
-            "mcp_servers": {server.name: _mcp(server) for server in self.spec.mcp_servers},
+            "mcp_servers": {name: _mcp(server) for name, server in self.servers.items()},
             "mcp_discovery_timeout": SERVERS_S,
         }
         return merged(merged(FRESH, wanted.config), given(own))
@@ -178,3 +184,7 @@ def _mcp(server: McpServerSpec) -> dict[str, Any]:
     if server.transport == "stdio":
         return {"command": server.command, "args": list(server.args)}
     return {"url": server.url, **({"transport": "sse"} if server.transport == "sse" else {})}
+
+
+def _texts(server: McpServerSpec) -> list[str]:
+    return [server.command or "", server.url or "", *server.args]

@@ -8,6 +8,7 @@ says so. Exit code 1: a failed run or an empty answer; 2: its own time limit, wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -30,6 +31,8 @@ APIS = {
 """OpenClaw's name for a dialect, and what its address ends in."""
 FOLLOWED = ("process", "sessions_spawn", "subagents", "image_generate", "music_generate", "video_generate")
 """Tools whose running work it notes behind the newest message."""
+_VARIABLE = re.compile(r"\$\{[A-Z_][A-Z0-9_]*\}")
+"""What its configuration has replaced, or does not start for where there is none of that name."""
 NO_LIMIT_S = 7 * 24 * 3600
 
 
@@ -106,12 +109,15 @@ class OpenClawHarness(Preset):
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         return {f"{self.folder(context.layout)}/openclaw.json": as_json(self.config(context))}
 
+    def literal(self, text: str) -> str:
+        return _VARIABLE.sub(r"$\g<0>", text)
+
     def config(self, context: HarnessContext) -> dict[str, Any]:
         wanted = self.settings
         api, ending = APIS[self.dialect]
         model = {
-            "id": self.model,
-            "name": self.model,
+            "id": self.literal(self.model),
+            "name": self.literal(self.model),
             "reasoning": True,
             "input": ["text", "image"] if wanted.images else ["text"],
             "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
@@ -133,7 +139,7 @@ class OpenClawHarness(Preset):
             "update": {"checkOnStart": False},
             # It would have each turn put into vectors by a vendor's service.
             "memory": {"search": {"enabled": False}},
-            "mcp": {"servers": {server.name: _mcp(server) for server in self.spec.mcp_servers}},
+            "mcp": {"servers": {name: _mcp(server) for name, server in self.servers.items()}},
         }
         return merged(wanted.config, given(own))
 

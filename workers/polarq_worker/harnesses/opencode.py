@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.specs import AgentSpec, McpServerSpec
@@ -34,7 +34,9 @@ CLIENTS = {
 }
 """The library for each API, and what follows the base URL."""
 
-
+_BRACE = "\ufdd0"
+"""Stands for a brace until the file is written, where it gets the escape of JSON: `{env:NAME}` and `{file:PATH}` are
+replaced in the text of the file, before it is parsed."""
 _LOOK_S = 60.0
 _LINKED = """\
 bin="${XDG_CACHE_HOME:-$HOME/.cache}/opencode/bin"
@@ -74,6 +76,14 @@ class OpenCodeSettings(PresetSettings):
     """Whether the folder's opencode.json and .opencode are read: its servers and plugins are started then."""
     config: dict[str, Any] = {}
     """More of its opencode.json; polarq's own keys win."""
+
+    @field_validator("config")
+    @classmethod
+    def _instructions_are_a_list(cls, value: dict[str, Any]) -> dict[str, Any]:
+        named = value.get("instructions", [])
+        if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+            raise ValueError("its instructions are a list of paths and patterns")
+        return value
 
 
 class OpenCodeHarness(Preset):
@@ -142,25 +152,30 @@ class OpenCodeHarness(Preset):
         return f"{self.folder(context.layout)}/config/skills"
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
-        return {self._config_path(context): as_json(self.config(context))}
+        written = as_json(self.config(context)).replace(rb"\ufdd0", rb"\u007b")
+        return {self._config_path(context): written}
+
+    def literal(self, text: str) -> str:
+        return text.replace("{env:", f"{_BRACE}env:").replace("{file:", f"{_BRACE}file:")
 
     def config(self, context: HarnessContext) -> dict[str, Any]:
         """Its opencode.json."""
         wanted = self.settings
         client, path = CLIENTS[self.dialect]
+        model = self.literal(self.model)
         provider = {
             "npm": client,
             "name": PROVIDER,
             "options": {"baseURL": f"{context.base_url}{path}", "apiKey": context.api_key},
             "models": {
-                self.model: {
-                    "name": self.model,
+                model: {
+                    "name": model,
                     "tool_call": True,
                     "limit": {"context": wanted.context_window, "output": wanted.max_output_tokens},
                 }
             },
         }
-        name = f"{PROVIDER}/{self.model}"
+        name = f"{PROVIDER}/{model}"
         steps = {} if wanted.max_steps is None else {wanted.agent or "build": {"steps": wanted.max_steps}}
         own = {
             "provider": {PROVIDER: provider},
@@ -172,9 +187,9 @@ class OpenCodeHarness(Preset):
             "autoupdate": False,
             "share": "disabled",
             "permission": {"*": "allow"},
-            "instructions": [*wanted.config.get("instructions", []), *self._telling],
+            "instructions": [*wanted.config.get("instructions", []), *map(self.literal, self._telling)],
             "agent": steps,
-            "mcp": {server.name: _mcp(server) for server in self.spec.mcp_servers},
+            "mcp": {name: _mcp(server) for name, server in self.servers.items()},
         }
         return merged(wanted.config, given(own))
 

@@ -86,7 +86,7 @@ class OpenHandsCliHarness(Preset):
         }
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
-        servers = {server.name: mcp_server(server) for server in self.spec.mcp_servers}
+        servers = {name: mcp_server(server) for name, server in self.servers.items()}
         return {
             f"{self.folder(context.layout)}/agent_settings.json": as_json(self.config()),
             f"{self.folder(context.layout)}/mcp.json": as_json({"mcpServers": servers}),

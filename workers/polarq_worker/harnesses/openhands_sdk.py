@@ -96,6 +96,10 @@ class OpenHandsSdkHarness(Preset):
             **LITELLM,
         }
 
+    def literal(self, text: str) -> str:
+        # What it does not find it replaces by the default: a dollar sign.
+        return text.replace("${", "${POLARQ_DOLLAR:-$}{")
+
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         driver = files("polarq_worker.harnesses.programs").joinpath(_DRIVER).read_bytes()
         return {
@@ -111,7 +115,7 @@ class OpenHandsSdkHarness(Preset):
             "condense_after": wanted.condense_after,
             "skills": self.skills_target(context) if self.spec.skills_path else None,
             "project_skills": wanted.project_skills,
-            "mcp_servers": {server.name: mcp_server(server) for server in self.spec.mcp_servers},
+            "mcp_servers": {name: mcp_server(server) for name, server in self.servers.items()},
             "instruction": context.instruction_path,
             "max_iterations": wanted.max_iterations,
             "conversations": self._path(context, "conversations"),

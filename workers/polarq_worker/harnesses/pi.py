@@ -65,6 +65,7 @@ class PiHarness(Preset):
     dialects: ClassVar[tuple[str, ...]] = tuple(APIS)
     settings_class: ClassVar[type[PresetSettings]] = PiSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "streamable-http"})
+    mcp_names: ClassVar[str] = "[A-Za-z0-9_-]+"
     takes_skills: ClassVar[bool] = True
     kept: ClassVar[tuple[str, ...]] = ("sessions",)
     settings: PiSettings
@@ -85,7 +86,7 @@ class PiHarness(Preset):
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         folder = self.folder(context.layout)
-        servers = {server.name: _mcp(server) for server in self.spec.mcp_servers}
+        servers = {name: _mcp(server) for name, server in self.servers.items()}
         return {
             f"{folder}/models.json": as_json(self.models(context)),
             f"{folder}/settings.json": as_json(self.config()),

@@ -27,8 +27,9 @@ from polarq.contracts.base import Contract
 from polarq.contracts.rollout import HarnessReport, StepReport
 from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.specs import SAMPLING_PARAMETERS, AgentSpec, McpServerSpec, PrepareAction
-from polarq.errors import HarnessFault, InvalidTask
+from polarq.errors import HarnessFault, InvalidTask, UnknownPlugin
 from polarq_worker.harnesses.base import Harness, HarnessContext, HarnessStep
+from polarq_worker.harnesses.mcp import literal, misnamed
 from polarq_worker.harnesses.programs.program import Installed, Program, home_of, installed
 from polarq_worker.harnesses.verdicts import CallsSeen, Verdict, exit_code, verdict_of
 from polarq_worker.runtimes.base import SCRATCH_DIR, Runtime, SandboxLayout
@@ -41,6 +42,12 @@ SERVERS_S = 120.0
 """How long a program waits for the task's MCP servers before its first call, at most: on a busy node one starts slowly.
 Tools that are late would join the others in the middle of the history, or never."""
 _COPY_S = 120.0
+_NO_SKILL = 3
+# With what links lead to: where the copy lies, a link out of the folder would lead nowhere, and the skill be missing.
+_COPY = f"""\
+test -d "$1" && mkdir -p "$2" && cp -RL "$1/." "$2/" || exit 1
+[ -n "$(find "$2" -mindepth 2 -name SKILL.md)" ] || exit {_NO_SKILL}
+"""
 
 
 class PresetSettings(Contract):
@@ -69,6 +76,10 @@ class Preset(Harness):
     settings_class: ClassVar[type[PresetSettings]] = PresetSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset()
     """Kinds of MCP servers that it can be told of."""
+    mcp_names: ClassVar[str] = ".+"
+    """The pattern of what it lets one be called."""
+    commands: ClassVar[str] = ""
+    """What a command of its own begins with, where it looks for one in the instruction: one character or another."""
     takes_skills: ClassVar[bool] = False
     """Whether `agent.skills_path` (a folder in the sandbox, with a folder per skill) can be given to it."""
     turn_limit: ClassVar[str] = ""
@@ -82,6 +93,8 @@ class Preset(Harness):
 
     def __init__(self, spec: AgentSpec) -> None:
         super().__init__(spec)
+        if unsaid := self.unsaid():
+            raise UnknownPlugin(f"harness class {type(self).__name__} does not say {', '.join(unsaid)}")
         self.settings = self._settings(spec)
         self.version = self.program.versions.chosen(
             self.settings.version, untested=self.settings.untested_version, what=self.title
@@ -91,6 +104,11 @@ class Preset(Harness):
         self._check()
 
     # --- what a preset says of its program
+
+    @classmethod
+    def unsaid(cls) -> list[str]:
+        """What the class lacks that each has to say."""
+        return [name for name in ("name", "title", "program", "dialects") if not hasattr(cls, name)]
 
     def command(self, context: HarnessContext) -> Sequence[str]:
         """Its arguments, without itself. What may be long (the instruction) comes by `stdin` or a file."""
@@ -111,6 +129,10 @@ class Preset(Harness):
     def skills_target(self, context: HarnessContext) -> str:
         """Where it looks for skills, with `takes_skills`."""
         return f"{self.folder(context.layout)}/skills"
+
+    def literal(self, text: str) -> str:
+        """A text as its configuration has to have it: some programs put variables in for `$NAME` there."""
+        return text
 
     async def results(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> Mapping[str, Any]:
         """What it says of itself, for the report's metadata: small JSON. Runs however the steps ended."""
@@ -133,6 +155,16 @@ class Preset(Harness):
     @property
     def model(self) -> str:
         return self.spec.model_name or MODEL
+
+    @property
+    def servers(self) -> dict[str, McpServerSpec]:
+        """The task's MCP servers by name, for its configuration."""
+        return {server.name: literal(server, self.literal) for server in self.spec.mcp_servers}
+
+    def instruction(self, context: HarnessContext) -> str:
+        """The task's, behind a line break where the program would take it for a command of its own."""
+        text = context.task.instruction
+        return f"\n{text}" if text[0] in self.commands else text
 
     def folder(self, layout: SandboxLayout) -> str:
         """Its own in the sandbox: configuration, sessions. No evaluator takes it for the agent's work."""
@@ -198,22 +230,17 @@ class Preset(Harness):
                 known = ", ".join(sorted(self.mcp_transports)) or "none"
                 text = f"mcp_servers: {self.title} takes no server of transport '{server.transport}' ({server.name})"
                 problems.append(f"{text}; it takes: {known}")
+        problems += misnamed(self.spec.mcp_servers, self.mcp_names, self.title)
         if self.spec.skills_path and not self.takes_skills:
             problems.append(f"skills_path: {self.title} has no skills; leave it out")
         if problems:
             raise InvalidTask("agent", problems)
 
 
-def mcp_entry(server: McpServerSpec) -> dict[str, Any]:
-    """An MCP server as most programs' JSON has it: command and args, or type (`sse`, `http`) and url."""
-    if server.transport == "stdio":
-        return {"command": server.command, "args": list(server.args)}
-    return {"type": "sse" if server.transport == "sse" else "http", "url": server.url}
-
-
 async def _copied(runtime: Runtime, source: str, target: str) -> None:
-    script = 'test -d "$1" && mkdir -p "$2" && cp -R "$1/." "$2/"'
-    argv = ["sh", "-c", script, "sh", source, target]
+    argv = ["sh", "-c", _COPY, "sh", source, target]
     done = await runtime.exec(argv, timeout_s=_COPY_S, category=ExecCategory.SETUP)
+    if done.exit_code == _NO_SKILL:
+        raise HarnessFault(f"agent.skills_path: there is no skill in '{source}': each is a folder with a SKILL.md")
     if not done.ok:
         raise HarnessFault(f"agent.skills_path: '{source}' is no folder in the sandbox that can be copied ({done.why})")

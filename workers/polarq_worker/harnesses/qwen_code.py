@@ -36,6 +36,10 @@ LIMITS: Mapping[int | None, str] = {53: "max_turns", 55: "max_tool_calls"}
 """By its exit code."""
 
 
+DOLLAR = "POLARQ_DOLLAR"
+"""A variable that holds a dollar sign: its settings have no other way to say one in front of a name."""
+
+
 class QwenCodeSettings(PresetSettings):
     """`agent.settings` of harness `qwen_code`."""
 
@@ -64,6 +68,8 @@ class QwenCodeHarness(Preset):
     settings_class: ClassVar[type[PresetSettings]] = QwenCodeSettings
     mcp_transports: ClassVar[frozenset[str]] = frozenset({"stdio", "sse", "streamable-http"})
     takes_skills: ClassVar[bool] = True
+    mcp_names: ClassVar[str] = "[^,]+"
+    commands: ClassVar[str] = "/"
     turn_limit: ClassVar[str] = "max_turns"
     kept: ClassVar[tuple[str, ...]] = ("projects",)
     settings: QwenCodeSettings
@@ -81,7 +87,7 @@ class QwenCodeHarness(Preset):
         return [f"--model={self.model}", "--yolo", login, "--output-format=stream-json", *given_]
 
     def stdin(self, context: HarnessContext) -> bytes:
-        return context.task.instruction.encode()
+        return self.instruction(context).encode()
 
     def environment(self, context: HarnessContext) -> Mapping[str, str]:
         return {
@@ -92,7 +98,11 @@ class QwenCodeHarness(Preset):
             "OPENAI_MODEL": self.model,
             "ANTHROPIC_MODEL": self.model,
             "QWEN_CODE_NO_RELAUNCH": "true",
+            DOLLAR: "$",
         }
+
+    def literal(self, text: str) -> str:
+        return text.replace("$", f"${{{DOLLAR}}}")
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         return {self._settings_path(context): as_json(self.config(context))}
@@ -110,10 +120,10 @@ class QwenCodeHarness(Preset):
             "telemetry": {"enabled": False},
             "general": {"enableAutoUpdate": False},
             "security": {"auth": {"selectedType": LOGINS[self.dialect]}},
-            "model": {"name": self.model, "generationConfig": generation},
+            "model": {"name": self.literal(self.model), "generationConfig": generation},
             # One of the repository's would win over every variable.
             "modelProviders": {LOGINS[self.dialect]: [self._provider(context, generation)]},
-            "mcpServers": {server.name: _mcp(server) for server in self.spec.mcp_servers},
+            "mcpServers": {name: _mcp(server) for name, server in self.servers.items()},
         }
         return merged(merged(STARTED_UNASKED, wanted.config), own)
 
@@ -125,8 +135,8 @@ class QwenCodeHarness(Preset):
         """Its model, with where that is. What else holds for a model is read from here alone."""
         anthropic = self.dialect == "anthropic_messages"
         return {
-            "id": self.model,
-            "name": self.model,
+            "id": self.literal(self.model),
+            "name": self.literal(self.model),
             "baseUrl": context.base_url if anthropic else f"{context.base_url}/v1",
             "envKey": "ANTHROPIC_API_KEY" if anthropic else "OPENAI_API_KEY",
             "generationConfig": generation,

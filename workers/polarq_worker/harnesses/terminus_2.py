@@ -98,7 +98,7 @@ class Terminus2Harness(Preset):
             "tmux_pane_height": wanted.height,
             "record_terminal_session": False,
             "session_id": context.rollout_id,
-            "mcp_servers": [server.model_dump(mode="json") for server in self.spec.mcp_servers],
+            "mcp_servers": [server.model_dump(mode="json") for server in self.servers.values()],
             "skills_dir": self.skills_target(context) if self.spec.skills_path else None,
         }
         return {"instruction": context.instruction_path, "logs": f"{folder}/logs", "agent": given(agent)}

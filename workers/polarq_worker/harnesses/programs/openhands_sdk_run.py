@@ -34,7 +34,7 @@ def main(path: str) -> int:
         return 2
     conversation = _conversation(wanted)
     try:
-        conversation.send_message(Path(wanted["instruction"]).read_text("utf-8"))
+        conversation.send_message(Path(wanted["instruction"]).read_bytes().decode())
         conversation.run()
     except Exception as exc:
         cause = getattr(exc, "original_exception", exc)

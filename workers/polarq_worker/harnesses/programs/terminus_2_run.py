@@ -78,7 +78,7 @@ async def run(config: dict[str, Any]) -> None:
     error = None
     try:
         await agent.setup(here)
-        await agent.run(Path(config["instruction"]).read_text("utf-8"), here, context)
+        await agent.run(Path(config["instruction"]).read_bytes().decode(), here, context)
     except Exception as exc:
         error = " ".join(f"{type(exc).__name__}: {exc}".split())
         raise

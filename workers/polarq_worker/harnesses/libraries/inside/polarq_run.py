@@ -38,7 +38,7 @@ def main() -> None:
     # Made before the agent's modules are found where it works: a repository's `agents` or `openai` is not the library.
     model = maker.model(**given)
     sys.path[0] = os.getcwd()
-    instruction = Path(asked["instruction"]).read_text("utf-8")
+    instruction = Path(asked["instruction"]).read_bytes().decode()
     report["result"] = _called(_function(module, function), instruction, model)
     _write(asked["report"], report)
     sys.stdout.write(f"{report['result']}\n")
