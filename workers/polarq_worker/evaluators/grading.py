@@ -276,7 +276,9 @@ class Grading:
     # --- whose doing
 
     def _blame_the_system(self, run: TestRun) -> None:
-        """Raises `EvaluatorFault` for an end that nobody in the sandbox brought about."""
+        """Raises `EvaluatorFault` or `OutOfMemory` for an end that nobody in the sandbox brought about."""
+        if run.result.out_of_memory:  # of a command that ended well by its own account
+            raise OutOfMemory("the sandbox ran out of memory while it was graded; see log eval/test")
         if run.result.signal == 9 or run.result.exit_code == 128 + 9:
             raise EvaluatorFault(
                 "the tests were killed from outside (most often for want of memory); see log eval/test"
