@@ -55,6 +55,8 @@ async def test_one_object_is_the_verdict(reply: str, bench: Bench) -> None:
 
 NO_VERDICTS: list[Any] = [
     '{"score": 0.1}\n{"score": 0.9}',
+    '{"score": 0.1, "score": 0.9}',
+    'So {"score": 0.1, "score": 0.1, "x": {"score": 0.9}}.',
     '{"score": "0.7"}',
     '{"score": NaN}',
     '{"score": Infinity}',
@@ -161,6 +163,17 @@ async def test_the_same_question_is_asked_once(bench: Bench, tmp_path: Path) -> 
         assert (reward.outcome, reward.report["judge_calls"], reward.report["judge_cached"]) == (0.7, 0, 1)
         bench.trajectory = trajectory("It is 43.")
         assert (await bench.verdict()).outcome == 0.2
+
+
+async def test_a_verdict_that_cannot_be_kept_stands(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "judge").write_text("no folder")
+    bench.rules = replace(bench.rules, judge_cache=tmp_path / "judge")
+    async with scripted_judge(GOOD, '{"score": 0.2}') as judge:
+        await asked(bench, judge)
+        evidence = bench.runtime.host_log_dir / "eval"
+        evidence.parent.mkdir(parents=True, exist_ok=True)
+        evidence.write_text("no folder either")
+        assert [(await bench.verdict()).outcome for _ in range(2)] == [0.7, 0.2]
 
 
 async def test_another_judge_and_one_that_is_to_judge_anew_are_asked_themselves(bench: Bench, tmp_path: Path) -> None:

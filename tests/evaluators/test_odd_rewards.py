@@ -24,6 +24,16 @@ async def test_of_a_script(bench: Bench) -> None:
     await each_is_an_outcome(bench, spec, {NOT_A_NUMBER: "the reward file is neither a number nor JSON"})
 
 
+async def test_of_an_object_that_says_it_twice(bench: Bench, tmp_path: Path) -> None:
+    twice = '{"reward": 0, "more": {"x": 1, "x": 2}, "reward": 1}'
+    await bench.start(script(f"echo '{twice}' > $POLARQ_REWARD_FILE"))
+    with pytest.raises(EvaluatorFault, match="neither a number nor JSON without repeated keys"):
+        await bench.verdict()
+    await bench.start(harbor(directory(tmp_path, f"echo '{twice}' > $VERIFIER_DIR/reward.json")))
+    with pytest.raises(EvaluatorFault, match="JSON without repeated keys"):
+        await bench.verdict()
+
+
 async def test_of_a_verifier(bench: Bench, tmp_path: Path) -> None:
     bench.env = {"REPO": f"{bench.session}/repo"}
     await each_is_an_outcome(bench, harbor(directory(tmp_path, f'R="$VERIFIER_DIR/reward.txt"; {RUN_CASE}')), {})
@@ -73,6 +83,7 @@ async def test_a_verifier_that_says_much_beside_a_long_reward_is_heard(bench: Be
         ("mkdir out.json", "out.json is no regular file that can be read"),
         ("truncate -s 65M out.json", "out.json has more than 67108864 bytes"),
         ("printf '[%.0s' {1..100000} > out.json", "it is JSON that is nested too deep"),
+        ('echo \'{"a::b": "FAILED", "a::b": "PASSED"}\' > out.json', "a key is there twice"),
         ("printf '{\\377' > out.json", "'utf-8' codec can't decode byte 0xff"),
         ("true", "there is no file out.json"),
     ],

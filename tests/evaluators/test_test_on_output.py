@@ -11,7 +11,7 @@ from polarq.contracts.task import Task
 from polarq.errors import EvaluatorFault, InvalidTask, UnknownPlugin
 from polarq_worker.evaluators.base import EvaluationTimedOut
 from polarq_worker.evaluators.create import create_evaluator
-from tests.evaluators.conftest import CHECK, EXPECTED, FIX, GIT, QUICK, REPO, Bench
+from tests.evaluators.conftest import CHECK, EXPECTED, FILES, FIX, GIT, QUICK, REPO, Bench
 
 BOTH = pytest.mark.parametrize("fresh", [False, True], ids=["live", "fresh"])
 PYTEST = "python -m pytest -p no:cacheprovider"
@@ -359,6 +359,26 @@ async def test_excluded_tests_are_as_they_were_where_the_agent_worked(bench: Ben
     lines = "".join(f"PASSED {test_id}\\n" for test_id in EXPECTED)
     await bench.agent(f'printf \'print("""{lines}""")\' > tests/check.py', "echo '# work' >> calc.py")
     assert (await bench.verdict()).outcome == 0.0
+
+
+async def test_what_the_task_excludes_and_was_there_is_as_it_was(bench: Bench) -> None:
+    bench.files["run.sh"] = "python tests/check.py\n"
+    await bench.begin({"test_command": "sh run.sh", "exclude_patterns": ["*.sh"]})
+    await bench.agent("echo true > run.sh; echo true > more.sh", FIX)
+    reward = await bench.verdict()
+    assert (reward.outcome, reward.report["left_out"]) == (1.0, ["run.sh"])
+
+
+async def test_a_package_that_is_made_of_named_tests_unseen_takes_no_part(bench: Bench) -> None:
+    bench.files |= {
+        f"suite/{path[6:]}": CHECK.replace("tests/", "suite/") for path in FILES if path.startswith("tests/")
+    }
+    expected = {test_id.replace("tests/", "suite/"): status for test_id, status in EXPECTED.items()}
+    command = "PYTHONPATH=. python -c 'import suite.check'"
+    await bench.begin({"test_command": command, "expected_output_json": expected})
+    await bench.agent("echo 'raise SystemExit' > suite/__init__.py; echo __init__.py >> .gitignore", FIX)
+    reward = await bench.verdict()
+    assert (reward.outcome, reward.report["left_out"]) == (1.0, ["suite/__init__.py"])
 
 
 PYPROJECT = '[project]\nname = "calc"\nversion = "1"\n'

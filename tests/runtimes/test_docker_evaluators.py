@@ -89,6 +89,13 @@ async def test_swebench_says_what_was_solved_and_nothing_of_the_rest(right: bool
         await small.verdict()
 
 
+async def test_tests_that_are_killed_in_a_command_that_ends_well_say_nothing_of_the_work(small: DockerBench) -> None:
+    await small.begin({"test_command": f"({HUNGRY} && python3 tests/check.py) || true"})
+    await small.agent(FIX)
+    with pytest.raises(OutOfMemory, match="the sandbox ran out of memory while it was graded"):
+        await small.verdict()
+
+
 async def test_work_that_is_right_although_something_was_killed_is_right(small: DockerBench, tmp_path: Path) -> None:
     await small.start(harbor(tmp_path, f"{HUNGRY}; echo 1 > /logs/verifier/reward.txt"))
     assert (await small.verdict()).outcome == 1.0

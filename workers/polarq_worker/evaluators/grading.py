@@ -15,7 +15,7 @@ from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut,
 from polarq_worker.evaluators.expectations import Comparison, compare, path_of
 from polarq_worker.evaluators.patches import NoPatch, Patch, apply_patch
 from polarq_worker.evaluators.scaffolding import Sorted, sort_changes
-from polarq_worker.evaluators.snapshot import Baseline, Change, PatchTooLarge, RepositoryLost, Snapshot, take
+from polarq_worker.evaluators.snapshot import Baseline, Change, PatchTooLarge, RepositoryLost, Snapshot, checked, take
 from polarq_worker.evaluators.test_command import TestRun, run_tests
 from polarq_worker.evaluators.work import Rules, WorkLost, put_back_again, sort_tree
 from polarq_worker.runtimes.base import Runtime
@@ -82,8 +82,7 @@ class Grading:
             # They may share a network with the fresh one.
             await self._context.runtime.end_background()
             found = await self._applied(runtime, patch)
-        await self._snapshot.restore(found.left_out, self._step_s())
-        await self._snapshot.drop_byte_code(self._step_s())
+        await self._set_up(found)
         run = await self._run(runtime, found.own_tests, "eval/test")
         if not self._fresh and await self._tampered():
             run = await self._run(runtime, found.own_tests, "eval/again")
@@ -119,6 +118,12 @@ class Grading:
             if self.report.get("repository_lost"):
                 raise EvaluatorFault("the fresh sandbox lost what was recorded of it before the patch") from None
             raise
+
+    async def _set_up(self, found: Sorted) -> None:
+        await self._snapshot.restore(found.left_out, self._step_s())
+        await self._snapshot.drop_byte_code(self._step_s())
+        if not self._fresh and not self._config.keep_agent_scaffolding:
+            self._list("left_out_outside", await self._snapshot.put_back_outside(self._step_s()))
 
     async def _sorted(self, left_out: str = "left_out") -> Sorted:
         """The changes; `left_out` is where the report says which are put back."""
@@ -276,7 +281,9 @@ class Grading:
     # --- whose doing
 
     def _blame_the_system(self, run: TestRun) -> None:
-        """Raises `EvaluatorFault` for an end that nobody in the sandbox brought about."""
+        """Raises `EvaluatorFault` or `OutOfMemory` for an end that nobody in the sandbox brought about."""
+        if run.result.out_of_memory:  # of a command that ended well by its own account
+            raise OutOfMemory("the sandbox ran out of memory while it was graded; see log eval/test")
         if run.result.signal == 9 or run.result.exit_code == 128 + 9:
             raise EvaluatorFault(
                 "the tests were killed from outside (most often for want of memory); see log eval/test"
@@ -325,6 +332,7 @@ class Grading:
             timeout_s=self._step_s(),
             category=ExecCategory.VERIFIER,
         )
+        checked(result, "looking for test files")
         return result.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] if paths else []
 
     # --- small parts

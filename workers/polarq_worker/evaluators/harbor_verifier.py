@@ -21,7 +21,7 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import ExecCategory
 from polarq.errors import EvaluatorFault, OutOfMemory, SandboxLost
 from polarq_worker.evaluators.base import EvaluationTimedOut
-from polarq_worker.evaluators.numbers import in_range
+from polarq_worker.evaluators.numbers import in_range, unambiguous
 from polarq_worker.evaluators.snapshot import QUIET_SHELL
 from polarq_worker.runtimes.base import ExecResult, Runtime
 
@@ -183,7 +183,7 @@ def _reward_in(found: Verified, config: HarborConfig) -> tuple[float, dict[str, 
             number = None
         return in_range(text if number is None else number, low, high, "reward.txt"), {}
     try:
-        value = json.loads(found.json)
+        value = json.loads(found.json, object_pairs_hook=unambiguous)
     except (ValueError, RecursionError):
         raise EvaluatorFault(_nothing(found)) from None
     if not isinstance(value, dict):
@@ -197,7 +197,11 @@ def _reward_in(found: Verified, config: HarborConfig) -> tuple[float, dict[str, 
 
 
 def _nothing(found: Verified) -> str:
-    what = "reward.json is not JSON" if found.json.strip() else "the verifier wrote neither reward.txt nor reward.json"
+    what = (
+        "reward.json is not JSON without repeated keys"
+        if found.json.strip()
+        else "the verifier wrote neither reward.txt nor reward.json"
+    )
     return f"{what} (exit code {found.status}); see log {found.report.get('log')}"
 
 

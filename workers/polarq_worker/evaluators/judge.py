@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from polarq.errors import EvaluatorFault
 from polarq_worker.evaluators.asking import Asking, ServerFailed, Tally, allowed_key
 from polarq_worker.evaluators.base import EvaluationContext
 from polarq_worker.evaluators.verdicts import NoVerdict, one_object
+
+log = logging.getLogger("polarq.worker.evaluators")
 
 SHOWN = 2000
 MAX_COUNT = 1 << 40
@@ -93,10 +96,13 @@ class Judge:
 
     async def __aexit__(self, *_: object) -> None:
         # Without a verdict there is no report, and what was said and spent is all the more worth keeping.
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(self.costs.report()) + "\n")
         await self._server.aclose()
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with self._log.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(self.costs.report()) + "\n")
+        except OSError as exc:
+            log.warning("what a judge said was not written to %s: %s", self._log, exc)
 
     async def ask(self, question: Question) -> Any:
         """What `question.check` makes of the verdict. Raises `JudgeFailed`, `EvaluationTimedOut`."""
@@ -123,7 +129,10 @@ class Judge:
                 why = str(exc)
                 self.costs.refused.append(why)
                 continue
-            self._keep(body, verdict)
+            try:
+                self._keep(body, verdict)
+            except OSError as exc:  # of a full disk, say: the verdict stands, and is asked for again another time
+                log.warning("the verdict of a judge was not kept: %s", exc)
             return value
         raise JudgeFailed(f"the judge came to no verdict: {why}; {json.dumps(self._last())}")
 
@@ -201,8 +210,11 @@ class Judge:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = self._name(body)
         part = folder / f"{name}.{time.monotonic_ns()}.part"
-        part.write_text(json.dumps(verdict), encoding="utf-8")
-        part.replace(folder / f"{name}.json")
+        try:
+            part.write_text(json.dumps(verdict), encoding="utf-8")
+            part.replace(folder / f"{name}.json")
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def section(title: str, text: str, most: int) -> str:

@@ -13,6 +13,14 @@ from polarq.errors import EvaluatorFault
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
+def unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON (`object_pairs_hook`). Raises ValueError where a key is there twice: one of them is a lie."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
 def reward_of(text: str, key: str, low: float, high: float, what: str) -> tuple[float, dict[str, Any]]:
     """(the number, the JSON object it stood in). Raises `EvaluatorFault`, which names `what`."""
     text = text.strip()
@@ -21,9 +29,9 @@ def reward_of(text: str, key: str, low: float, high: float, what: str) -> tuple[
     if _NUMBER.fullmatch(text):
         return in_range(float(text), low, high, what), {}
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=unambiguous)
     except (ValueError, RecursionError):
-        raise EvaluatorFault(f"{what} is neither a number nor JSON: '{text[:80]}'") from None
+        raise EvaluatorFault(f"{what} is neither a number nor JSON without repeated keys: '{text[:80]}'") from None
     if not isinstance(value, dict) or key not in value:
         raise EvaluatorFault(f"{what} is JSON without the key '{key}': '{text[:80]}'")
     return in_range(value[key], low, high, f"'{key}' in {what}"), value

@@ -74,7 +74,7 @@ async def print_patch(
         script, cwd=folder, env={**env, **variables}, timeout_s=timeout_s, log="eval/patch", category=_OURS
     )
     if result.kind is ExecKind.TIMED_OUT:
-        raise EvaluationTimedOut(f"patch_command: {result.why}; see apply_timeout")
+        raise EvaluationTimedOut(f"patch_command: {result.why}; see apply_timeout, timeouts.evaluate_s")
     if not result.ok:
         raise NoPatch(f"patch_command: {result.why}")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,9 @@ async def apply_patch(runtime: Runtime, folder: str, patch: Patch, env: Mapping[
         if second.ok:
             return
     if result.kind is ExecKind.TIMED_OUT:
-        raise EvaluationTimedOut(f"applying the agent's patch to the fresh sandbox: {result.why}; see apply_timeout")
+        raise EvaluationTimedOut(
+            f"applying the agent's patch to the fresh sandbox: {result.why}; see apply_timeout, timeouts.evaluate_s"
+        )
     if not result.ok:
         raise EvaluatorFault(
             f"the agent's patch does not apply to the fresh sandbox ({result.why}); its recipe must make the same tree"

@@ -3,11 +3,14 @@
 An honest agent writes a conftest.py, a pytest.ini or tests of its own to find its way; a dishonest one does it to
 change the verdict. Neither may take part in the grading, so, unless the task says `keep_agent_scaffolding`:
 
-- what steers a test runner (conftest.py, pytest.ini and the like, sitecustomize.py, a pytest.py in the root) is as it
-  was before the agent, also where .gitignore hides it, and so is a setup.cfg, tox.ini, pyproject.toml or (a plug-in's)
-  entry_points.txt whose pytest section the agent changed;
+- what steers a test runner (conftest.py, pytest.ini and the like, a module sitecustomize, a module pytest in the root)
+  is as it was before the agent, also where .gitignore hides it or it lies above the folder, and so is a setup.cfg,
+  tox.ini, pyproject.toml (on the way to a named test, where tests are named) or (a plug-in's) entry_points.txt whose
+  pytest section the agent changed;
 - the test files that the expectation names, and what else was in their test folder, are as they were;
-- an `__init__.py` that the agent put beside a named test is left out: it changes how tests are imported;
+- an `__init__.py` that the agent put beside a named test is left out: it changes how tests are imported; so is what
+  would be imported in the place of one of these test files (a package or machine code of its name);
+- what was there and the task excludes from the agent's work is as it was;
 - tests of the agent's own stay in the tree, but pytest is told to pass them by.
 
 A named test file that the agent deleted makes its tests fail. One that was not there before is the agent's work.
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import configparser
 import fnmatch
+import re
 import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +28,22 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from polarq_worker.evaluators.expectations import path_of
-from polarq_worker.evaluators.snapshot import ENTRY_POINTS, RUNNER_FILES, RUNNER_MODULES, SHARED_CONFIGS, Change
+from polarq_worker.evaluators.snapshot import (
+    ENTRY_POINTS,
+    RUNNER_FILES,
+    RUNNER_MODULES,
+    SHARED_CONFIGS,
+    START_UP_MODULES,
+    Change,
+)
 
 ALWAYS_EXCLUDED = ("__pycache__", "*.pyc", "*.pyo", ".pytest_cache", ".mypy_cache", ".ruff_cache")
+_RUNNERS_MODULE = re.compile(
+    rf"((.*/)?({'|'.join(START_UP_MODULES)})|{'|'.join(RUNNER_MODULES)})(/__init__)?\.(pyc?|([^/]*\.)?so)", re.DOTALL
+)
+_PACKAGE = re.compile(r"(.+)/__init__\.(?:pyc?|(?:[^/]*\.)?so)", re.DOTALL)
+_MACHINE_CODE = re.compile(r"((?:.*/)?[^/.]+)\.(?:[^/]*\.)?so", re.DOTALL)
+"""Python looks for these before it looks for the source file of the same name."""
 TEST_FOLDERS = frozenset({"test", "tests", "testing", "t", "spec", "specs"})
 
 
@@ -61,7 +78,9 @@ def sort_changes(
     for change in changes:
         if excluded(change.path, [*ALWAYS_EXCLUDED, *patterns]):
             # No part of the work; but what steers the tests is put back, too, where they run in the agent's sandbox.
-            if not keep_scaffolding and _is_scaffolding(change, named, folders, beside):
+            steers = _is_scaffolding(change, named, folders, beside) or steers_by_content(change.path, expected)
+            was_there = change.kind != "A" and excluded(change.path, patterns)
+            if not keep_scaffolding and (steers or was_there):
                 result.left_out.append(change)
             continue
         if keep_scaffolding:
@@ -77,10 +96,27 @@ def sort_changes(
     return result
 
 
-def steers_by_content(path: str) -> bool:
+def shadowed(changes: Sequence[Change], expected: Collection[str]) -> dict[str, str]:
+    """Added path -> the Python file that must stay as it was, if it was there, in whose place it would be imported."""
+    named = {path for path in map(path_of, expected) if path is not None}
+    folders = {folder for path in named if (folder := _test_folder(path))}
+    found = {}
+    for change in changes:
+        package = _PACKAGE.fullmatch(change.path) or _MACHINE_CODE.fullmatch(change.path)
+        if change.kind == "A" and package:
+            target = f"{package.group(1)}.py"
+            if _is_scaffolding(Change(target, "M", "", "", ""), named, folders, set()):
+                found[change.path] = target
+    return found
+
+
+def steers_by_content(path: str, expected: Collection[str]) -> bool:
     """Whether it takes a look inside (`changes_pytest_section`) to tell if the file steers pytest."""
-    in_root = path.count("/") == 1
-    return path in SHARED_CONFIGS or (in_root and any(fnmatch.fnmatchcase(path, pattern) for pattern in ENTRY_POINTS))
+    folder, _, name = path.rpartition("/")
+    if name in SHARED_CONFIGS:
+        named = [test for test in map(path_of, expected) if test is not None]
+        return not named or any(test.startswith(f"{folder}/" if folder else "") for test in named)
+    return path.count("/") == 1 and any(fnmatch.fnmatchcase(path, pattern) for pattern in ENTRY_POINTS)
 
 
 def changes_pytest_section(name: str, before: str, after: str) -> bool:
@@ -98,7 +134,7 @@ def looks_like_tests(path: str) -> bool:
 
 def _is_scaffolding(change: Change, named: set[str], folders: set[str], beside: set[str]) -> bool:
     path = PurePosixPath(change.path)
-    if path.name in RUNNER_FILES or change.path in RUNNER_MODULES:
+    if path.name in RUNNER_FILES or _RUNNERS_MODULE.fullmatch(change.path):
         return True
     if change.kind == "A":
         return path.name == "__init__.py" and str(path.parent) in beside
@@ -118,7 +154,7 @@ def _test_folder(path: str) -> str | None:
 
 
 def _pytest_section(name: str, text: str) -> Any:
-    if name == "pyproject.toml":
+    if PurePosixPath(name).name == "pyproject.toml":
         return tomllib.loads(text).get("tool", {}).get("pytest")
     parser = configparser.RawConfigParser(strict=False)
     parser.read_string(text)

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from polarq.contracts.evaluators import TestStatus
+from polarq_worker.evaluators.numbers import unambiguous
 
 Statuses = dict[str, TestStatus]
 
@@ -79,7 +80,7 @@ def from_report(data: bytes) -> Statuses:
 
 def _loaded(data: bytes) -> Any:
     try:
-        return json.loads(data)
+        return json.loads(data, object_pairs_hook=unambiguous)
     except RecursionError:
         raise ValueError("it is JSON that is nested too deep") from None
 

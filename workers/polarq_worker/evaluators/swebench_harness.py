@@ -142,7 +142,7 @@ class _Run:
         result = await runtime.exec(
             f"exec 2>&1\n{script.text}",
             cwd=config.repo_dir,
-            env=self._env,
+            env={**snapshot.PLAIN_GIT, **self._env},
             timeout_s=limit_s,
             log=log,
             max_output_bytes=MAX_LOG_BYTES,

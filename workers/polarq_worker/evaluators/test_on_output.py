@@ -18,6 +18,7 @@ from polarq.contracts.specs import EvaluatorSpec
 from polarq_worker.evaluators import snapshot
 from polarq_worker.evaluators.base import EvaluationContext, Evaluator
 from polarq_worker.evaluators.grading import Grading, Verdict
+from polarq_worker.evaluators.snapshot import RepositoryLost
 from polarq_worker.runtimes.base import Runtime
 
 
@@ -41,4 +42,7 @@ class TestOnOutputEvaluator(Evaluator):
             outcome = await grading.outcome()
         except Verdict as verdict:
             outcome = verdict.outcome
+        except RepositoryLost:
+            grading.report["repository_lost"] = True
+            outcome = 0.0
         return self.verdict(outcome, grading.report)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from polarq_worker.evaluators.numbers import unambiguous
+
+PairsHook = Callable[[list[tuple[str, Any]]], dict[str, Any]]
 _FENCE = re.compile(r"\s*```[A-Za-z]*[ \t]*\n(.*?)\n?```\s*", re.DOTALL)
 MAX_CHARS = 200_000
 MAX_WORK, PER_TRY = 1_000_000, 1000
@@ -28,7 +31,7 @@ def one_object(text: str, quoted: Sequence[str] = ()) -> dict[str, Any]:
         raise NoVerdict(f"it has more than {MAX_CHARS} characters")
     fence = _FENCE.fullmatch(text)
     bare = (fence.group(1) if fence else text).strip()
-    found = list(_objects(bare))
+    found = list(_objects(bare, _unambiguous))
     if len(found) != 1:
         raise NoVerdict("it holds no JSON object" if not found else f"it holds {len(found)} JSON objects")
     value, spelt = found[0]
@@ -46,13 +49,20 @@ def _stands_in(value: dict[str, Any], spelt: str, text: str) -> bool:
     return False
 
 
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    try:
+        return unambiguous(pairs)
+    except ValueError as exc:
+        raise NoVerdict(f"it holds a JSON object in which {exc}") from None
+
+
 def _dense(text: str) -> str:
     return "".join(text.split())
 
 
-def _objects(text: str) -> Iterator[tuple[dict[str, Any], str]]:
+def _objects(text: str, hook: PairsHook | None = None) -> Iterator[tuple[dict[str, Any], str]]:
     """(object, how it is spelt), the outermost ones. Raises `NoVerdict` where they are too hard to find."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=hook)
     at, work = text.find("{"), 0
     while at >= 0:
         try:

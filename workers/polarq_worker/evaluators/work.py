@@ -10,7 +10,13 @@ from polarq.errors import EvaluatorFault
 from polarq_worker.evaluators import patches
 from polarq_worker.evaluators.base import EvaluationContext, fresh_sandbox
 from polarq_worker.evaluators.patches import Patch, apply_patch
-from polarq_worker.evaluators.scaffolding import Sorted, changes_pytest_section, sort_changes, steers_by_content
+from polarq_worker.evaluators.scaffolding import (
+    Sorted,
+    changes_pytest_section,
+    shadowed,
+    sort_changes,
+    steers_by_content,
+)
 from polarq_worker.evaluators.snapshot import Baseline, Change, PatchTooLarge, RepositoryLost, Snapshot, take
 from polarq_worker.runtimes.base import Runtime
 
@@ -96,8 +102,13 @@ async def set_up(
         if not nothing:
             await apply_patch(runtime, repo_dir, Patch(file, patches.TREE), env, step_s)
         found = await _sorted(tree, rules, step_s)
-    await tree.restore(found.left_out, step_s)
-    await tree.drop_byte_code(step_s)
+    try:
+        await tree.restore(found.left_out, step_s)
+        await tree.drop_byte_code(step_s)
+        if not fresh and not keep_scaffolding:
+            _list(report, "left_out_outside", await tree.put_back_outside(step_s))
+    except RepositoryLost:
+        raise WorkLost("what was recorded of the repository before the agent is gone", report) from None
     return Graded(
         runtime,
         report,
@@ -112,7 +123,8 @@ async def sort_tree(tree: Snapshot, rules: Rules, step_s: float) -> tuple[list[C
     changes = await tree.changes(step_s)
     found = sort_changes(changes, rules.tests, rules.exclude, keep_scaffolding=rules.keep_scaffolding)
     if not rules.keep_scaffolding:
-        for change in [change for change in found.work if steers_by_content(change.path)]:
+        await _leave_out_shadows(tree, found, rules, step_s)
+        for change in [change for change in found.work if steers_by_content(change.path, rules.tests)]:
             before, after = [await tree.text_of(one, step_s) for one in (change.old_id, change.new_id)]
             if changes_pytest_section(change.path, before, after):
                 found.work.remove(change)
@@ -120,16 +132,27 @@ async def sort_tree(tree: Snapshot, rules: Rules, step_s: float) -> tuple[list[C
     return changes, found
 
 
+async def _leave_out_shadows(tree: Snapshot, found: Sorted, rules: Rules, step_s: float) -> None:
+    """What the agent put where it would be imported in the place of a test's file, or of one beside it."""
+    hidden = shadowed(found.work, rules.tests)
+    there = await tree.existed(sorted(set(hidden.values())), step_s) if hidden else set()
+    shadows = [change for change in found.work if hidden.get(change.path) in there]
+    found.work = [change for change in found.work if change not in shadows]
+    found.own_tests = [path for path in found.own_tests if hidden.get(path) not in there]
+    found.left_out += shadows
+
+
 async def put_back_again(tree: Snapshot, rules: Rules, step_s: float, report: dict[str, Any]) -> list[str]:
     """See `Graded.put_back_again`. Raises `WorkLost`, `EvaluatorFault`."""
     try:
         found = await _sorted(tree, rules, step_s)
+        paths = sorted(change.path for change in found.left_out)
+        if paths:
+            await tree.restore(found.left_out, step_s)
+            await tree.drop_byte_code(step_s)
     except (RepositoryLost, PatchTooLarge):
         raise WorkLost("what was recorded of the repository was spoilt while it was graded", report) from None
-    paths = sorted(change.path for change in found.left_out)
     if paths:
-        await tree.restore(found.left_out, step_s)
-        await tree.drop_byte_code(step_s)
         _list(report, "graded_again", paths)
     return paths
 
