@@ -86,6 +86,16 @@ async def test_a_required_test_that_was_not_run_is_not_passed(bench: Bench) -> N
     assert reward.report["tests"]["FAIL_TO_PASS.failed"] == F2P
 
 
+async def test_a_projects_tests_have_the_git_that_they_expect(bench: Bench) -> None:
+    """Such as those that install a hook."""
+    hook = "git init -q x; cd x; echo 'touch ran' > .git/hooks/post-commit; chmod +x .git/hooks/post-commit"
+    commit = f"{GIT} commit -q --allow-empty -m x; [ -e ran ] || exit 1; cd .."
+    await begun(bench, spec(test_command=f"{hook}; {commit}\n{RUN}"))
+    await bench.agent(FIX)
+    reward = await bench.verdict()
+    assert reward.outcome == 1.0, reward
+
+
 WAYS: dict[str, tuple[str, float]] = {
     "solved": (FIX, 1.0),
     "solved and committed": (f"{FIX}; {GIT} commit -qam done", 1.0),

@@ -10,7 +10,7 @@ from polarq.contracts.sandbox import ExecCategory
 from polarq.contracts.trajectory import BranchCause, Trace, Trajectory
 from polarq.errors import EvaluatorFault, SandboxLost
 from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut, as_seen
-from polarq_worker.evaluators.snapshot import QUIET_SHELL
+from polarq_worker.evaluators.snapshot_scripts import QUIET_SHELL
 from polarq_worker.runtimes.base import Runtime
 
 MAX_ANSWER_BYTES = 1024 * 1024

@@ -22,7 +22,7 @@ from polarq.contracts.sandbox import ExecCategory
 from polarq.errors import EvaluatorFault, OutOfMemory, SandboxLost
 from polarq_worker.evaluators.base import EvaluationTimedOut
 from polarq_worker.evaluators.numbers import in_range, unambiguous
-from polarq_worker.evaluators.snapshot import QUIET_SHELL
+from polarq_worker.evaluators.snapshot_scripts import QUIET_SHELL
 from polarq_worker.runtimes.base import ExecResult, Runtime
 
 MAX_REWARD_BYTES = 256 * 1024

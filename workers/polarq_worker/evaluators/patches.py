@@ -11,7 +11,8 @@ from polarq.contracts.rollout import ExecKind
 from polarq.contracts.sandbox import ExecCategory
 from polarq.errors import EvaluatorFault, RuntimeFault
 from polarq_worker.evaluators.base import EvaluationTimedOut
-from polarq_worker.evaluators.snapshot import MAX_PATCH_BYTES, QUIET_SHELL
+from polarq_worker.evaluators.snapshot import MAX_PATCH_BYTES
+from polarq_worker.evaluators.snapshot_scripts import QUIET_SHELL
 from polarq_worker.runtimes.base import SCRATCH_DIR, ExecResult, Runtime
 
 _OURS = ExecCategory.REPOSITORY

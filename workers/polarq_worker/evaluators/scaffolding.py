@@ -28,13 +28,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from polarq_worker.evaluators.expectations import path_of
-from polarq_worker.evaluators.snapshot import (
+from polarq_worker.evaluators.snapshot import Change
+from polarq_worker.evaluators.snapshot_scripts import (
     ENTRY_POINTS,
     RUNNER_FILES,
     RUNNER_MODULES,
     SHARED_CONFIGS,
     START_UP_MODULES,
-    Change,
 )
 
 ALWAYS_EXCLUDED = ("__pycache__", "*.pyc", "*.pyo", ".pytest_cache", ".mypy_cache", ".ruff_cache")

@@ -21,6 +21,7 @@ from polarq_worker.evaluators import snapshot
 from polarq_worker.evaluators.apart import TooMuch, run_apart
 from polarq_worker.evaluators.base import EvaluationContext, EvaluationTimedOut, Evaluator
 from polarq_worker.evaluators.checks import swebench_check
+from polarq_worker.evaluators.snapshot_scripts import PLAIN_GIT
 from polarq_worker.evaluators.statuses import from_output
 from polarq_worker.evaluators.swebench_script import EvalScript, files_of_patch
 from polarq_worker.evaluators.work import Graded, WorkLost, set_up
@@ -136,13 +137,14 @@ class _Run:
     async def graded(self, log: str) -> dict[str, Any] | None:
         """The package's report; None where the tests did not end in their own time. Raises `EvaluatorFault`."""
         config, runtime = self._config, self._graded.runtime
-        script = EvalScript(config)
+        setting = {name: value for name, value in PLAIN_GIT.items() if name not in self._env}
+        script = EvalScript(config, setting)
         left = max(self._deadline - time.monotonic(), 0.0)
         limit_s = min(config.test_timeout, left * SHARE_OF_BUDGET)
         result = await runtime.exec(
             f"exec 2>&1\n{script.text}",
             cwd=config.repo_dir,
-            env={**snapshot.PLAIN_GIT, **self._env},
+            env={**self._env, **setting},
             timeout_s=limit_s,
             log=log,
             max_output_bytes=MAX_LOG_BYTES,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import shlex
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from polarq.contracts.swebench import SwebenchConfig
@@ -31,6 +32,8 @@ class EvalScript:
     """One run's."""
 
     config: SwebenchConfig
+    setting: Collection[str] = ()
+    """Variables that the script has until the tests begin: a project's tests may be about what they change."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(12))
 
     @property
@@ -38,7 +41,9 @@ class EvalScript:
         whole = self.config.instance.eval_script or _made(self.config)
         lines: list[str] = []
         for line in whole.splitlines():
-            if END in line:
+            if START in line and self.setting:
+                lines += [f"unset {' '.join(self.setting)}", line]
+            elif END in line:
                 # As swebench.harness.utils.record_test_exit_code: the script itself ends by resetting the tests.
                 lines += ["SWEBENCH_TEST_EXIT_CODE=$?", line, f'echo "{EXIT_CODE}: $SWEBENCH_TEST_EXIT_CODE"']
             else:
