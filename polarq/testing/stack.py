@@ -145,13 +145,9 @@ class LocalStack:
                 "host": "127.0.0.1",
                 "port": free_port(),
                 "model_served": "scripted",
-                "inference": {
-                    "engine": "vllm",
-                    "base_url": self.inference_url,
-                    "image_token_id": load_tokenizer().image_token_id,
-                },
                 "default_runtime": {"backend": "local"},
                 **more,
+                "inference": self._inference(more.get("inference", {})),
                 "runtimes": {"local": {"isolation": self._isolation}, **more.get("runtimes", {})},
             }
             for node_id, more in self._nodes.items()
@@ -160,6 +156,13 @@ class LocalStack:
         data["gateway"] = {"heartbeat_interval_seconds": 1.0, **self._sections.get("gateway", {}), "nodes": nodes}
         self.topology_path.parent.mkdir(parents=True, exist_ok=True)
         self.topology_path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+
+    def _inference(self, own: Any) -> Any:
+        """The scripted server with a node's `own` settings of it; other servers as they are."""
+        if isinstance(own, list) or "base_url" in own:
+            return own
+        image_token_id = load_tokenizer().image_token_id
+        return {"engine": "vllm", "base_url": self.inference_url, "image_token_id": image_token_id, **own}
 
     @property
     def env(self) -> dict[str, str]:

@@ -162,6 +162,12 @@ class InferenceEndpoint(Contract):
     )
     max_concurrency: int = Field(256, gt=0, description="Model calls in flight to this endpoint at most.")
     timeout_s: float = Field(900.0, gt=0, description="Longest a single model call may take, in seconds.")
+    unanswered_s: float = Field(
+        60.0,
+        gt=0,
+        description="Seconds in which the server answers nothing, health checks included, until calls that wait for it "
+        "fail, and are asked of another one where there is one.",
+    )
     weight: float = Field(1.0, gt=0, description="Share of new rollouts this endpoint takes when there are several.")
 
     @field_validator("scheduler")

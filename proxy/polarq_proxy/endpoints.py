@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from polarq.registry import plugin
 from polarq.topology import InferenceEndpoint, Node
@@ -33,10 +34,13 @@ PROBE_TIMEOUT_S = 60.0
 MEETING_S = 15.0
 """How long a call waits for the first look at a server."""
 HEALTHY_INTERVAL_S = 10.0
+UNANSWERED_LOOKS = 3
+"""One alone may be this process' own doing, which was asleep meanwhile."""
 RETRY_INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 PROBE_SESSION = "polarq-probe.0"
 PROBE_EVENT_BYTES = 1 << 20
 _NEARLY_0 = 0.01
+_NO_ANSWER = frozenset({FaultKind.TIMED_OUT, FaultKind.ENGINE_DOWN})
 _PROBE_HEADERS = {"X-Session-ID": PROBE_SESSION}
 _MISSING_SOMETHING = frozenset({400, 422})
 """The statuses with which a route refuses an empty body."""
@@ -54,6 +58,15 @@ class EndpointState:
     max_context: int | None = None
     logprobs_mode: str = ""
     """What its log-probabilities were found to be; blank: not found out."""
+
+
+class Waiting(Protocol):
+    """A call that is at a server."""
+
+    heard_at: float
+    """When something of its answer came last, by the monotonic clock."""
+    given_up: bool
+    """It was ended because the server answers nothing."""
 
 
 class Endpoint:
@@ -83,6 +96,8 @@ class Endpoint:
         self.state = EndpointState()
         self.gate = asyncio.Semaphore(max(1, spec.max_concurrency // processes))
         self.in_flight = 0
+        self.waiting: dict[asyncio.Timeout, Waiting] = {}
+        """Calls that are at the server, by the scopes in which they are."""
         self.sessions = 0
         self.versions = PolicyVersions(self._policy_version)
         self.features = engine.features()
@@ -91,6 +106,10 @@ class Endpoint:
         self.gives_versions = False
         """Its answers themselves say which policy version sampled them."""
         self._weights_route = engine.weights_path is not None
+        self._answered_at = time.monotonic()
+        """When it answered a quick question last, by the monotonic clock."""
+        self._unanswered = 0
+        """Looks since then."""
         self._said = ""
         """What the log was told of it last."""
         self._wake = asyncio.Event()
@@ -191,7 +210,7 @@ class Endpoint:
         while True:
             try:
                 if self.state.reachable and self.state.gives_ids:
-                    await self.upstream.get_json(self.engine.health_path, QUICK_TIMEOUT_S)
+                    await self._look(self.engine.health_path)
                 else:
                     await self._examine()
                 failures = 0
@@ -208,6 +227,33 @@ class Endpoint:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._wake.wait()
+
+    async def _look(self, path: str) -> Any:
+        """What it says at once at `path`; any answer is one. Raises `CallFault`."""
+        try:
+            said = await self.upstream.get_json(path, QUICK_TIMEOUT_S)
+        except CallFault as fault:
+            if fault.kind not in _NO_ANSWER:
+                self._answered()
+                raise
+            self._unanswered += 1
+            unanswered_s = time.monotonic() - self._answered_at
+            if self._unanswered >= UNANSWERED_LOOKS and unanswered_s >= self.spec.unanswered_s:
+                self._give_up()
+            raise
+        self._answered()
+        return said
+
+    def _answered(self) -> None:
+        self._answered_at, self._unanswered = time.monotonic(), 0
+
+    def _give_up(self) -> None:
+        """Ends the calls that nobody will answer: to a harness they look as if the model thought, until the agent's
+        time is over."""
+        for scope, call in list(self.waiting.items()):
+            if call.heard_at <= self._answered_at and not scope.expired():
+                call.given_up = True
+                scope.reschedule(asyncio.get_running_loop().time())
 
     async def _examine(self) -> None:
         """Finds out what it is, samples one token to see what it gives, and says so in one line."""
@@ -344,8 +390,8 @@ class Endpoint:
     async def _ask_facts(self) -> EngineFacts:
         version = None
         if self.engine.version_path is not None:
-            version = await self.upstream.get_json(self.engine.version_path, QUICK_TIMEOUT_S)
-        facts = self.engine.read_facts(version, await self.upstream.get_json(self.engine.models_path, QUICK_TIMEOUT_S))
+            version = await self._look(self.engine.version_path)
+        facts = self.engine.read_facts(version, await self._look(self.engine.models_path))
         self.state.version, self.state.served = facts.version, tuple(facts.models)
         self.state.max_context = facts.models.get(self.model)
         return facts

@@ -205,10 +205,11 @@ class Flight:
                 self.held.append(piece)
             else:
                 shown.append(piece)
+        now = self.capture.heard_at = time.monotonic()
         if not shown:
             return
         if self.first_shown is None:
-            self.first_shown = time.monotonic()
+            self.first_shown = now
         self.shown = self.shown or bool(self._listeners)
         for listener in list(self._listeners):
             try:

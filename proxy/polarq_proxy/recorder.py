@@ -82,6 +82,10 @@ class Capture:
     """Why the call is not to be trained on, whatever comes back."""
     engine_s: float = 0.0
     """How long the engine took."""
+    heard_at: float = 0.0
+    """When something of its answer came last, by the monotonic clock; 0: nothing has."""
+    given_up: bool = False
+    """It was ended at a server that answers nothing."""
     held_s: float = 0.0
     """How long it was held back: by a pause, its rollout's pace, or a full engine."""
     version_before: str | None = None

@@ -279,6 +279,8 @@ class Relay:
         left_s = capture.session.time_left_s()
         limit_s = endpoint.spec.timeout_s if left_s is None else min(endpoint.spec.timeout_s, left_s)
         limit, cut = asyncio.timeout(limit_s), False
+        capture.given_up = False
+        endpoint.waiting[limit] = capture
         try:
             async with limit:
                 if gate is None:
@@ -289,6 +291,9 @@ class Relay:
                 finally:
                     cut = gate.left(limit)
         except TimeoutError as exc:
+            if capture.given_up:
+                text = f"{endpoint.upstream.where} has answered nothing for {endpoint.spec.unanswered_s:g} s"
+                raise CallFault(FaultKind.ENGINE_DOWN, text) from None
             if cut:
                 text = "the call was aborted because the policy's weights change; it may be asked again"
                 raise CallFault(FaultKind.ABORTED, text) from None
@@ -298,6 +303,8 @@ class Relay:
                 text = "the rollout's time is over; nothing more will be answered here"
                 raise CallFault(FaultKind.NO_SESSION, text) from exc
             raise CallFault(FaultKind.TIMED_OUT, f"no whole answer within {limit_s:g} s") from exc
+        finally:
+            del endpoint.waiting[limit]
 
     async def _versioned(self, endpoint: Endpoint, capture: Capture, work: Callable[[], Awaitable[Answer]]) -> Answer:
         """The answer, with the policy versions around it where the engine does not say them itself."""

@@ -8,7 +8,10 @@ import pytest
 from redis.asyncio import Redis
 
 from polarq.ledger.keys import Keys
+from polarq.store.grants import close_grant
 from polarq.testing.inference import Scenario, ScriptedInference
+from polarq_proxy.endpoints import UNANSWERED_LOOKS, Endpoint
+from polarq_proxy.faults import CallFault, FaultKind
 
 from .raw_engine import FIRST, RawCall, answer, delta, event, last, raw_engine
 from .rig import HELLO, Rig, running, until
@@ -146,3 +149,100 @@ async def test_a_server_that_dies_gives_its_sessions_to_the_other(redis_client: 
         assert rig.proxy.health()["status"] == "ok"
         for session in sessions:
             assert [record.trainable for record in await session.records()] == [True, True]
+
+
+def falls_silent(endpoint: Endpoint) -> None:
+    """From now on the server answers no look at it, as one whose process stands still."""
+
+    async def silent(path: str, timeout_s: float) -> None:
+        raise CallFault(FaultKind.TIMED_OUT, f"did not answer {path} in {timeout_s:g} s")
+
+    endpoint.spec = endpoint.spec.model_copy(update={"unanswered_s": 0.001})
+    endpoint.upstream.get_json = silent  # type: ignore[method-assign]
+    endpoint._wake.set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_at_a_server_that_answers_nothing_any_more_is_asked_of_another(
+    redis_client: Redis, keys: Keys, stream: bool
+) -> None:
+    asked, never = asyncio.Event(), asyncio.Event()
+
+    async def stands_still(call: RawCall) -> None:
+        asked.set()
+        await never.wait()
+
+    async def free(call: RawCall) -> None:
+        if stream:
+            await call.head()
+            await call.chunk(FIRST + delta("ok", (11, 12)) + delta(finish="stop") + last(2))
+            await call.end()
+        else:
+            await call.whole(answer())
+
+    async with (
+        raw_engine(stands_still) as one,
+        raw_engine(free) as two,
+        running(redis_client, keys, one.url, two.url) as rig,
+    ):
+        await known(rig)
+        session = await rig.proxy.sessions.find(rig.secret)
+        session.use(rig.proxy.fleet.endpoints[0])
+        asking = asyncio.create_task(rig.stream() if stream else rig.ask())
+        await asked.wait()
+        falls_silent(rig.proxy.fleet.endpoints[0])
+        await asking
+        [record] = await rig.records()
+        assert record.trainable
+
+
+async def test_where_there_is_no_other_the_call_fails_and_the_worker_is_told(redis_client: Redis, keys: Keys) -> None:
+    asked, never = asyncio.Event(), asyncio.Event()
+
+    async def stands_still(call: RawCall) -> None:
+        await call.head()
+        await call.chunk(FIRST + delta("o", (11,)))
+        asked.set()
+        await never.wait()
+
+    async with raw_engine(stands_still) as one, running(redis_client, keys, one.url) as rig:
+        await known(rig)
+        [endpoint] = rig.proxy.fleet.endpoints
+        asking = asyncio.create_task(rig.stream())
+        await asked.wait()
+        await until(lambda: any(call.heard_at > 0 for call in endpoint.waiting.values()))
+        # It was heard before the server's last answer.
+        endpoint._answered()
+        falls_silent(endpoint)
+        [error] = (await asking).errors
+        assert "has answered nothing for 0.001 s" in error["message"]
+        await rig.proxy.recorder.drain()
+        use = await close_grant(redis_client, keys, rig.secret)
+        assert (use.faults, use.last_problem.partition(":")[0]) == (1, "engine_down")
+        assert not endpoint.waiting
+
+
+async def test_a_call_that_is_being_answered_is_not_given_up_whatever_becomes_of_looks(
+    redis_client: Redis, keys: Keys
+) -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def answers(call: RawCall) -> None:
+        asked.set()
+        await go_on.wait()
+        await call.head()
+        await call.chunk(FIRST + delta("o", (11,)))
+        await until(lambda: endpoint._unanswered > UNANSWERED_LOOKS)
+        await call.chunk(delta("k", (12,)) + delta(finish="stop") + last(2))
+        await call.end()
+
+    async with raw_engine(answers) as one, running(redis_client, keys, one.url) as rig:
+        await known(rig)
+        [endpoint] = rig.proxy.fleet.endpoints
+        asking = asyncio.create_task(rig.stream())
+        await asked.wait()
+        endpoint._answered()
+        go_on.set()
+        await until(lambda: any(call.heard_at > 0 for call in endpoint.waiting.values()))
+        falls_silent(endpoint)
+        assert (await asking).text() == "ok"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from polarq.errors import InvalidTask, TaskNotFound
 from polarq.testing.stack import LocalStack
 from polarq_worker.runtimes.capture import LOG_CAP_BYTES
 from tests.needs import not_here
-from tests.worker.conftest import ask, commands_with, shell_task
+from tests.worker.conftest import ask, commands_with, shell_task, wait_until
 
 S = RolloutState
 B = Boundary
@@ -232,6 +233,24 @@ def test_an_agent_whose_time_runs_out_while_the_model_fails_is_not_judged(stack:
     assert (result.reward, result.outcome.trainable) == (None, False)
     assert result.trajectory is not None
     assert result.trajectory.fidelity.trainable_tokens > 0
+
+
+def test_an_engine_that_stands_still_is_no_time_out_of_the_agents(tmp_path: Path, scenario: Path) -> None:
+    ready, go = tmp_path / "ready", tmp_path / "go"
+    command = f"{ask(1)}\ntouch {ready}; until [ -e {go} ]; do sleep 0.05; done\n{ask(1)}"
+    with LocalStack(tmp_path, scenario=str(scenario), nodes={"node0": {"inference": {"unanswered_s": 1}}}) as own:
+        assert own.inference is not None
+        own.client.submit(shell_task("fault-still", command, timeouts={"agent_s": 80}, timeout_seconds=200))
+        wait_until(ready.exists)
+        own.inference.signal(signal.SIGSTOP)
+        try:
+            go.touch()
+            result = own.client.wait("fault-still", 150).results[0]
+        finally:
+            own.inference.signal(signal.SIGCONT)
+    assert (result.outcome.state, result.outcome.ending) == (S.FAILED, Ending.MODEL_ERROR)
+    assert "has answered nothing for 1 s" in result.outcome.message
+    assert (result.reward, result.outcome.trainable) == (None, False)
 
 
 @pytest.fixture
