@@ -48,7 +48,13 @@ def main() -> int:
             held=interrupts.held,
         )
         with stack:
-            return subprocess.run(asked.command, env=stack.env, check=False).returncode
+            with interrupts.held():  # one that tears this apart would leave it running
+                process = subprocess.Popen(asked.command, env=stack.env)
+            try:
+                return process.wait()
+            finally:
+                process.kill()
+                process.wait()
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ async def test_a_refusal_without_an_end_is_cut() -> None:
         (endless(piece=b" ", pause_s=0.05), {}, "evaluate_timeout", "within the evaluation's budget"),
         (whole("<html>", content_type="text/html"), {}, "evaluator_failed", "(text/html) is no JSON object: <html>"),
         (whole("", BUSY), {}, "evaluator_failed", "HTTP 429"),
-        (whole("", BUSY, retry_after="1"), {"judge_max_retries": 1}, "evaluate_timeout", "HTTP 429"),
+        (whole("", BUSY, retry_after="60"), {"judge_max_retries": 1}, "evaluate_timeout", "HTTP 429"),
     ],
 )
 async def test_a_judge_without_an_answer_is_an_outcome_and_no_reward(
@@ -181,7 +181,7 @@ async def test_a_judge_without_an_answer_is_an_outcome_and_no_reward(
         await bench.start(judged(server, **{"judge_max_retries": 0, **config}))
         bench.trajectory = trajectory("It is 42.")
         with pytest.raises(StageFailed) as caught, of_evaluate(60):
-            await bench.verdict(timeout_s=0.3 if reason == "evaluate_timeout" else 60)
+            await bench.verdict(timeout_s=2.0 if reason == "evaluate_timeout" else 60)
     outcome = caught.value.outcome
     assert (outcome.boundary, outcome.reason) == (Boundary.EVALUATOR, reason)
     assert outcome.state is (RolloutState.TIMED_OUT if reason == "evaluate_timeout" else RolloutState.FAILED)

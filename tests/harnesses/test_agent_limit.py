@@ -26,6 +26,7 @@ from polarq_worker.harnesses.verdicts import CallsSeen
 from polarq_worker.runtimes.local import LocalRuntime
 
 from ..needs import not_here
+from ..runtimes.local_here import needs_bubblewrap
 from .conftest import MakeContext
 from .test_presets import call
 
@@ -141,7 +142,8 @@ def _noisy() -> Task:
 
 @pytest.mark.slow
 def test_a_submission_that_noise_hid_is_scored_by_the_tree(tmp_path: Path) -> None:
-    # Field case H06.
+    # Field case H06. The task names a path that a sandbox has behind walls alone.
+    needs_bubblewrap()
     scenario = load_scenario("calculator").model_dump(mode="json", exclude_none=True)
     script = scenario["scripts"][0]
     (submits,) = script["turns"][-1]["tool_calls"]
@@ -149,7 +151,7 @@ def test_a_submission_that_noise_hid_is_scored_by_the_tree(tmp_path: Path) -> No
     submits["arguments"]["command"] = f"bash -c '{MARK}'"
     file = tmp_path / "scenario.yaml"
     file.write_text(yaml.safe_dump({**scenario, "scripts": [script]}, sort_keys=False), "utf-8")
-    with LocalStack(tmp_path / "stack", scenario=str(file)) as stack:
+    with LocalStack(tmp_path / "stack", scenario=str(file), isolation="auto") as stack:
         task = _noisy()
         stack.client.submit(task)
         (result,) = stack.client.wait(task.task_id, 280).results
