@@ -146,8 +146,13 @@ IN_FRESH = [
     "tests made unreadable, solved",
     "a repository called conftest.py, solved",
 ]
-CELLS = [(way, False) for way in WAYS] + [(way, True) for way in IN_FRESH]
 STRATEGIES = ["test_on_output", "script", "harbor"]
+CELLS = [
+    (strategy, way, fresh)
+    for number, (way, fresh) in enumerate([*((way, False) for way in WAYS), *((way, True) for way in IN_FRESH)])
+    # One piece of code sets the tree up for these two, which take turns.
+    for strategy in ("test_on_output", ("script", "harbor")[number % 2])
+]
 
 
 def spec(strategy: str, command: str, folder: Path, *, fresh: bool = False) -> EvaluatorSpec:
@@ -167,9 +172,10 @@ def spec(strategy: str, command: str, folder: Path, *, fresh: bool = False) -> E
     return EvaluatorSpec(strategy=strategy, config=config, refresh_runtime=fresh)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
-    ("way", "fresh"), CELLS, ids=[f"{way}, {'fresh' if fresh else 'live'}" for way, fresh in CELLS]
+    ("strategy", "way", "fresh"),
+    CELLS,
+    ids=[f"{strategy}: {way}, {'fresh' if fresh else 'live'}" for strategy, way, fresh in CELLS],
 )
 async def test_the_true_reward_whatever_the_agent_did(
     strategy: str, way: str, fresh: bool, bench: Bench, tmp_path: Path

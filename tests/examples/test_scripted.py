@@ -24,7 +24,7 @@ def scripted(folder: Path, scenario: Path, *command: str) -> subprocess.Popen[st
 
 
 def test_a_signal_ends_all_that_was_started(tmp_path: Path) -> None:
-    command = ("sh", "-c", "echo begun; exec sleep 7654329")
+    command = ("sh", "-c", "echo begun; exec sleep 9182736")
     with scripted(tmp_path, EXAMPLES / "offline_sft/scenario.yaml", *command) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "begun\n"
