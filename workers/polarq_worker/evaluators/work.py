@@ -146,7 +146,8 @@ async def put_back_again(tree: Snapshot, rules: Rules, step_s: float, report: di
     """See `Graded.put_back_again`. Raises `WorkLost`, `EvaluatorFault`."""
     try:
         found = await _sorted(tree, rules, step_s)
-        paths = sorted(change.path for change in found.left_out)
+        outside = [] if rules.keep_scaffolding else await tree.put_back_outside(step_s)
+        paths = [*sorted(change.path for change in found.left_out), *outside]
         if paths:
             await tree.restore(found.left_out, step_s)
             await tree.drop_byte_code(step_s)
