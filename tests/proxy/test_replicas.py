@@ -17,6 +17,16 @@ from .raw_engine import FIRST, RawCall, answer, delta, event, last, raw_engine
 from .rig import HELLO, Rig, running, until
 
 
+async def free(call: RawCall) -> None:
+    """A server that has room for all."""
+    if call.body.get("stream"):
+        await call.head()
+        await call.chunk(FIRST + delta("ok", (11, 12)) + delta(finish="stop") + last(2))
+        await call.end()
+    else:
+        await call.whole(answer())
+
+
 async def known(rig: Rig) -> None:
     await until(lambda: all(e.state.reachable is not None for e in rig.proxy.fleet.endpoints))
 
@@ -61,14 +71,6 @@ async def test_a_server_that_is_full_passes_a_call_on_before_its_first_token(
     async def full(call: RawCall) -> None:
         await call.whole({"error": {"message": "queue full", "type": "overloaded", "code": 503}}, status=503)
 
-    async def free(call: RawCall) -> None:
-        if stream:
-            await call.head()
-            await call.chunk(FIRST + delta("ok", (11, 12)) + delta(finish="stop") + last(2))
-            await call.end()
-        else:
-            await call.whole(answer())
-
     async with (
         raw_engine(full) as one,
         raw_engine(free) as two,
@@ -92,11 +94,6 @@ async def test_an_error_in_the_stream_before_anything_was_sampled_is_passed_on_t
     async def full(call: RawCall) -> None:
         await call.head()
         await call.chunk(event({"error": {"message": "queue full", "type": "overloaded", "code": 503}}))
-        await call.end()
-
-    async def free(call: RawCall) -> None:
-        await call.head()
-        await call.chunk(FIRST + delta("ok", (11, 12)) + delta(finish="stop") + last(2))
         await call.end()
 
     async with (
@@ -171,14 +168,6 @@ async def test_a_call_at_a_server_that_answers_nothing_any_more_is_asked_of_anot
     async def stands_still(call: RawCall) -> None:
         asked.set()
         await never.wait()
-
-    async def free(call: RawCall) -> None:
-        if stream:
-            await call.head()
-            await call.chunk(FIRST + delta("ok", (11, 12)) + delta(finish="stop") + last(2))
-            await call.end()
-        else:
-            await call.whole(answer())
 
     async with (
         raw_engine(stands_still) as one,
