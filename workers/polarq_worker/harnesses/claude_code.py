@@ -19,7 +19,7 @@ from polarq.contracts.rollout import HarnessReport, StepReport
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json
 from polarq_worker.harnesses.environment import held
-from polarq_worker.harnesses.mcp import mcp_entry
+from polarq_worker.harnesses.mcp import mcp_entry, without_braced_variables
 from polarq_worker.harnesses.preset import SERVERS_S, Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import NpmProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -123,8 +123,7 @@ class ClaudeCodeHarness(Preset):
         }
 
     def literal(self, text: str) -> str:
-        # What it does not find it replaces by the default: a dollar sign.
-        return text.replace("${", "${POLARQ_DOLLAR:-$}{")
+        return without_braced_variables(text)
 
     async def results(self, runtime: Runtime, context: HarnessContext, steps: list[StepReport]) -> Mapping[str, Any]:
         """Its own verdict: `exit_status` (`success`, or what ended it) and turns."""

@@ -26,6 +26,12 @@ def literal(server: McpServerSpec, escaped: Callable[[str], str]) -> McpServerSp
     return server.model_copy(update={**texts, "args": [escaped(word) for word in server.args]})
 
 
+def without_braced_variables(text: str) -> str:
+    """A text in which a program that knows `${NAME:-default}` puts no variable in: of one that it does not find it
+    takes the default, here a dollar sign."""
+    return text.replace("${", "${POLARQ_DOLLAR:-$}{")
+
+
 def misnamed(servers: Sequence[McpServerSpec], taken: str, title: str) -> Iterator[str]:
     """What is wrong with the names of servers for a program that takes those of the pattern `taken`, a line each."""
     known: dict[str, str] = {}

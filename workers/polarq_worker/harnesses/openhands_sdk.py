@@ -23,6 +23,7 @@ from polarq.errors import InvalidTask
 from polarq_worker.harnesses.base import HarnessContext
 from polarq_worker.harnesses.configs import as_json, given
 from polarq_worker.harnesses.environment import LITELLM
+from polarq_worker.harnesses.mcp import without_braced_variables
 from polarq_worker.harnesses.preset import Preset, PresetSettings
 from polarq_worker.harnesses.programs.program import PythonProgram
 from polarq_worker.harnesses.programs.versions import Versions
@@ -97,8 +98,7 @@ class OpenHandsSdkHarness(Preset):
         }
 
     def literal(self, text: str) -> str:
-        # What it does not find it replaces by the default: a dollar sign.
-        return text.replace("${", "${POLARQ_DOLLAR:-$}{")
+        return without_braced_variables(text)
 
     def files(self, context: HarnessContext) -> Mapping[str, bytes]:
         driver = files("polarq_worker.harnesses.programs").joinpath(_DRIVER).read_bytes()
